@@ -1,0 +1,25 @@
+/* env.h: THE table of MM_* variables. Read once (first use), never again; none changes results
+ * except to diagnose. Unknown MM_* names in the environment are warned about once: they are typos.
+ */
+#ifndef MM_ENV_H
+#define MM_ENV_H
+#include "csrc/base/base.h"
+
+typedef struct mm_env {
+    const char *log;     /* MM_LOG: level name */
+    const char *backend; /* MM_BACKEND: what "auto" means */
+    const char *devices; /* MM_DEVICES: ordinals or UUIDs */
+    int threads;         /* MM_THREADS: CPU threads, 0 = physical cores */
+    const char *tier; /* MM_TIER: "scalar", "avx2", "avx512" (cpu), "generic" (cuda): at most this
+                         instruction tier */
+    const char *nccl_so; /* MM_NCCL_SO */
+    const char *cuda_so; /* MM_CUDA_SO: the CUDA library instead of the one beside the extension */
+    int graph;           /* MM_GRAPH=0: no captured graphs */
+    int sync;            /* MM_SYNC=1: synchronise after each op, so that an error names its op */
+    int check;           /* MM_CHECK=1: run ref beside every op, report the first that differs */
+    const char *probe;   /* MM_PROBE=name[,layer]: log statistics of a named intermediate */
+    const char *dump;    /* MM_DUMP=dir: write probes as .npy */
+} mm_env;
+
+const mm_env *mm_env_get(void);
+#endif
