@@ -1,0 +1,19 @@
+/* probe.h: looking at named intermediates while the model runs. MM_PROBE=name[,layer] logs
+ * statistics, MM_DUMP=dir writes .npy files. Off, a probe is one branch. Names: embed, attn_q,
+ * attn_iq, attn_o, attn_x, expert_weights, hidden, final, logits. */
+#ifndef MM_MODEL_PROBE_H
+#define MM_MODEL_PROBE_H
+#include "csrc/model/model.h"
+
+mm_status mm_probe_open(mm_model *m); /* m->probe stays NULL when no variable asks for it */
+void mm_probe_close(mm_model *m);
+mm_status mm_probe_look(mm_model *m, const char *name, int32_t layer, const void *data,
+                        mm_dtype dtype, int64_t n_row, int64_t n_col);
+
+/* data: backend memory [n_row, n_col], F32 or BF16; layer -1 outside the layers. */
+static inline mm_status mm_probe(mm_model *m, const char *name, int32_t layer, const void *data,
+                                 mm_dtype dtype, int64_t n_row, int64_t n_col)
+{
+    return m->probe == NULL ? MM_OK : mm_probe_look(m, name, layer, data, dtype, n_row, n_col);
+}
+#endif
