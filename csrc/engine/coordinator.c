@@ -1,0 +1,165 @@
+/* coordinator.c: the engine's own thread. Each turn: take what came in, plan the next step and post it, collect the oldest
+ * step when enough are in flight, commit it, publish what changed. It sleeps when nothing can run. Locks are held for
+ * relinking lists only, never while something computes. */
+#include "csrc/base/log.h"
+#include "csrc/engine/batch_build.h"
+#include "csrc/engine/engine.h"
+
+/* ---------------------------------------------------------------- publishing */
+
+/* Readers' snapshot of every request that changed; news to their waiters; those that are over are let go. */
+static void publish(mm_engine *e)
+{
+    mm_scheduler *s = &e->scheduler;
+    mm_queue *q = &e->queue;
+    mm_request *closing = NULL;
+    mm_request *r = mm_scheduler_take_dirty(s);
+    pthread_mutex_lock(&q->lock);
+    while (r != NULL) {
+        mm_request *next = r->dirty_next;
+        r->is_dirty = false;
+        /* Rows of a trace are still being written while a step holds it: its owner must not be told yet. */
+        const bool is_early = r->p.trace != NULL && r->state == MM_REQUEST_DONE && r->n_in_flight > 0;
+        if (!is_early) {
+            r->pub = r->out;
+            if (r->has_news && !r->is_released)
+                mm_queue_push_ready(r);
+            r->has_news = false;
+            if (mm_scheduler_is_retired(r) && mm_queue_retire(q, r) != NULL) {
+                r->dirty_next = closing;
+                closing = r;
+            }
+        }
+        r = next;
+    }
+    q->stats = s->stats;
+    q->stats.n_waiting = s->n_heap + s->n_blocked;
+    q->stats.n_running = s->n_running + s->n_leaving;
+    q->stats.n_page = s->pool.n_page - 1;
+    q->stats.n_page_free = s->pool.n_free;
+    q->stats.n_page_cached = s->pool.n_cached;
+    q->stats.weight_version = e->limits.weight_version;
+    pthread_mutex_unlock(&q->lock);
+    while (closing != NULL) {
+        mm_request *next = closing->dirty_next;
+        mm_request_close(closing);
+        closing = next;
+    }
+}
+
+/* ---------------------------------------------------------------- taking in */
+
+/* Carries out the commands of one request. Locked: mask_in belongs to its owner's thread as well. */
+static void obey(mm_engine *e, mm_request *r, uint32_t pending)
+{
+    mm_scheduler *s = &e->scheduler;
+    if ((pending & MM_PENDING_MASK) != 0)
+        mm_scheduler_set_mask(s, r, r->i_mask_in, r->mask_in);
+    if ((pending & MM_PENDING_ABORT) != 0)
+        mm_scheduler_abort(s, r);
+}
+
+/* Everything that came in, in order: submissions before commands, which may be about them. Sleeps first when asked to
+ * and there is nothing. */
+static bool take_in(mm_engine *e, bool may_sleep)
+{
+    mm_queue *q = &e->queue;
+    mm_scheduler *s = &e->scheduler;
+    pthread_mutex_lock(&q->lock);
+    while (may_sleep && !q->is_stopping && q->inbox_first == NULL && q->pending == NULL && q->n_reset_wanted == q->n_reset_done)
+        pthread_cond_wait(&q->work, &q->lock);
+    mm_request *r = q->inbox_first;
+    q->inbox_first = q->inbox_last = NULL;
+    q->n_inbox = 0;
+    while (r != NULL) {
+        mm_request *next = r->inbox_next;
+        r->inbox_next = NULL;
+        mm_scheduler_add(s, r);
+        r = next;
+    }
+    while (q->pending != NULL) {
+        mm_request *p = q->pending;
+        const uint32_t what = p->pending;
+        q->pending = p->pending_next;
+        p->pending_next = NULL;
+        p->pending = 0;
+        obey(e, p, what);
+    }
+    if (q->n_reset_done != q->n_reset_wanted) {
+        mm_kv_pool_reset_cache(&s->pool);
+        q->n_reset_done = q->n_reset_wanted;
+        pthread_cond_broadcast(&q->reply);
+    }
+    const bool stop = q->is_stopping;
+    pthread_mutex_unlock(&q->lock);
+    return !stop;
+}
+
+/* ---------------------------------------------------------------- stepping */
+
+static bool start_step(mm_engine *e)
+{
+    const mm_plan *plan = mm_scheduler_plan(&e->scheduler);
+    if (plan == NULL)
+        return false;
+    void *blob = mm_ranks_blob(e->ranks);
+    mm_ranks_launch(e->ranks, mm_batch_build(plan, blob, mm_batch_max_bytes(&e->scheduler.lim)));
+    return true;
+}
+
+static mm_status finish_step(mm_engine *e)
+{
+    const mm_step_result *result = NULL;
+    MM_TRY(mm_ranks_collect(e->ranks, &result));
+    mm_scheduler_commit(&e->scheduler, result);
+    return MM_OK;
+}
+
+/* The engine cannot run any more: everything alive ends with the cause, and later calls are told. */
+static void die(mm_engine *e, mm_status st)
+{
+    mm_queue *q = &e->queue;
+    mm_error cause;
+    mm_error_take(&cause, st);
+    mm_log(MM_LOG_ERROR, "the engine failed: %s", cause.text);
+    pthread_mutex_lock(&q->lock);
+    q->cause = cause;
+    q->is_dead = true;
+    pthread_mutex_unlock(&q->lock);
+    (void)take_in(e, false); /* what was submitted before the flag */
+    mm_scheduler_end_all(&e->scheduler, MM_FINISH_ERROR, &cause);
+    publish(e);
+    pthread_mutex_lock(&q->lock);
+    for (mm_waiter *w = q->waiter; w != NULL; w = w->next)
+        pthread_cond_broadcast(&w->news);
+    pthread_mutex_unlock(&q->lock);
+    while (take_in(e, true)) { /* releases, resets; nothing can be submitted */
+        mm_scheduler_end_all(&e->scheduler, MM_FINISH_ERROR, &cause);
+        publish(e);
+    }
+}
+
+void *mm_coordinator_main(void *engine)
+{
+    mm_engine *e = engine;
+    mm_scheduler *s = &e->scheduler;
+    bool may_sleep = true;
+    while (take_in(e, may_sleep)) {
+        const bool has_started = start_step(e);
+        may_sleep = !has_started && s->n_in_flight == 0; /* a commit makes a new plan possible */
+        if (s->n_in_flight > 0 && (!has_started || s->n_in_flight > s->lim.run_ahead)) {
+            const mm_status st = finish_step(e);
+            if (st != MM_OK) {
+                publish(e);
+                die(e, st);
+                return NULL;
+            }
+        }
+        publish(e);
+    }
+    while (s->n_in_flight > 0 && finish_step(e) == MM_OK) {
+    }
+    mm_scheduler_end_all(s, MM_FINISH_ABORT, NULL);
+    publish(e);
+    return NULL;
+}
