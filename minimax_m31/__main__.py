@@ -1,0 +1,266 @@
+"""python -m minimax_m31 info | generate | chat | demo"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .errors import ConfigError, Mm31Error
+
+
+def _engine_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="nano", help="checkpoint folder (default: the one in the package)")
+    parser.add_argument("--backend", default="auto", choices=("auto", "cpu", "ref", "cuda"))
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--load-format", default="auto")
+
+
+def _sampling_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("-n", type=int, default=1, help="samples")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
+
+
+def _open(options: argparse.Namespace) -> Any:
+    from .llm import LLM
+
+    return LLM(
+        options.model,
+        backend=options.backend,
+        dtype=options.dtype,
+        threads=options.threads,
+        max_model_len=options.max_model_len or "auto",
+        max_num_seqs=options.max_num_seqs,
+        load_format=options.load_format,
+    )
+
+
+def _params(llm: Any, options: argparse.Namespace) -> Any:
+    changes = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "seed", "n")}
+    return llm.get_default_sampling_params().replace(
+        max_tokens=options.max_tokens, **{name: value for name, value in changes.items() if value is not None}
+    )
+
+
+def run_info(options: argparse.Namespace) -> int:
+    """What this build is, which backends work, and (with --model) what a checkpoint is."""
+    from .environment import collect_env
+
+    env = collect_env()
+    if options.model is not None:
+        from .checkpoint import read_checkpoint
+        from .engine_args import EngineArgs
+        from .opening import find_model
+
+        info = read_checkpoint(find_model(EngineArgs(model=options.model)))
+        env["checkpoint"] = {
+            "folder": str(info.folder),
+            "files": len(info.files),
+            "tensors": len(info.tensors),
+            "unused": len(info.unused),
+            "bytes": info.n_bytes,
+            "formats": info.quantization,
+            "layers": info.config["n_layer"],
+            "hidden": info.config["d_model"],
+            "experts": info.config["n_expert"],
+            "vocabulary": info.config["n_vocab"],
+            "max_model_len": info.max_model_len,
+        }
+    if options.json:
+        print(json.dumps(env, indent=2))
+        return 0
+    print(f"minimax_m31 {env['version']}, Python {env['python']}, {env['platform']}")
+    for name, text in env["backends"].items():
+        print(f"  backend {name}: {text.removeprefix(f'backend "{name}": ')}")
+    print(f"  packages: {', '.join(f'{name} {version}' for name, version in env['packages'].items())}")
+    print(f"  trained checkpoint in the package: {'yes' if env['nano'] else 'no'}")
+    for name, value in env["variables"].items():
+        print(f"  {name}={value}")
+    for name, value in env.get("checkpoint", {}).items():
+        print(f"  checkpoint {name}: {value}")
+    return 0
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise SystemExit(f"--ids {text!r}: numbers separated by commas or blanks are needed") from None
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    """Continue prompts: strings, --ids, or lines of standard input when there is none."""
+    prompts: list[Any] = [*options.prompt, *(_parse_ids(text) for text in options.ids)]
+    if not prompts:
+        prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    with _open(options) as llm:
+        for output in llm.generate(prompts, _params(llm, options)):
+            if options.json:
+                print(output.to_json(), flush=True)
+                continue
+            for one in output.outputs:
+                shown = one.text if llm._tokenizer is not None else " ".join(map(str, one.token_ids))
+                print(shown, flush=True)
+    return 0
+
+
+def run_chat(options: argparse.Namespace) -> int:
+    """One question, or a conversation on the terminal; the answer is streamed."""
+    with _open(options) as llm:
+        params = _params(llm, options).replace(n=1)
+        messages: list[dict[str, Any]] = []
+        pending = list(options.prompt)
+        while True:
+            if pending:
+                question = pending.pop(0)
+            elif options.prompt or not sys.stdin.isatty():
+                return 0
+            else:
+                try:
+                    question = input("> ")
+                except (EOFError, KeyboardInterrupt):
+                    return 0
+            messages.append({"role": "user", "content": question})
+            message = None
+            for piece in llm.chat_stream(messages, params, thinking=options.thinking, reasoning_effort=options.effort):
+                for delta in piece.outputs[0].deltas or ():
+                    sys.stdout.write(delta.reasoning_content or delta.content or "")
+                    sys.stdout.flush()
+                message = piece.outputs[0].message
+            print()
+            if message is not None:
+                messages.append(message.to_dict())
+
+
+_DEMO = (
+    "What is 17 + 25?",
+    "Write the word 'engine' backwards.",
+    "Which day comes after Tuesday?",
+)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """A short tour: opens the checkpoint of the package, answers a few questions, says how fast."""
+    from .llm import LLM
+    from .opening import NANO
+    from .params import SamplingParams
+
+    if options.model == "nano" and not (NANO / "config.json").is_file():
+        return _demo_ids(options)
+    print(f"minimax_m31 {__version__}")
+    with _open(options) as llm:
+        assert isinstance(llm, LLM)
+        print(f"  {llm}\n")
+        params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
+        for question in _DEMO:
+            print(f"you:   {question}")
+            began = time.monotonic()
+            output = llm.chat([{"role": "user", "content": question}], params, thinking=options.thinking, use_tqdm=False)[0]
+            seconds = time.monotonic() - began
+            message = output.outputs[0].message
+            assert message is not None
+            if message.reasoning_content:
+                print(f"think: {message.reasoning_content.strip()}")
+            print(f"model: {message.content.strip()}")
+            count = len(output.outputs[0].token_ids)
+            print(f"       {count} tokens in {seconds:.2f} s, first after {1000 * output.metrics.ttft:.0f} ms\n")
+        _say_stats(llm)
+    return 0
+
+
+def _small_checkpoint() -> Path:
+    """The small random checkpoint of the repository, for builds without a trained one."""
+    folder = Path(__file__).resolve().parents[1] / "tests" / "golden" / "m31_d128_nvfp4"
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            "there is no trained checkpoint in this build (minimax_m31/nano) and no tests/golden beside the package: "
+            "give a folder, python -m minimax_m31 demo --model path/to/checkpoint"
+        )
+    return folder
+
+
+def _demo_ids(options: argparse.Namespace) -> int:
+    """Without a trained checkpoint: the same formats with random weights, in token ids."""
+    from .params import SamplingParams
+
+    options.model = str(_small_checkpoint())
+    print(f"minimax_m31 {__version__}: no trained checkpoint in this build, so this shows a tiny random one by token ids")
+    with _open(options) as llm:
+        print(f"  {llm}\n")
+        params = SamplingParams(temperature=0.0, max_tokens=min(options.max_tokens, 24), ignore_eos=True, logprobs=0)
+        most = llm._facts.n_vocab - 8  # the last ids are special in these checkpoints
+        prompts = [[(start + 5 * i) % most for i in range(length)] for start, length in ((3, 12), (20, 200), (7, 700))]
+        for output in llm.generate(prompts, params, use_tqdm=False):
+            one = output.outputs[0]
+            print(f"{len(output.prompt_token_ids)} ids -> {' '.join(map(str, one.token_ids))}")
+            print(f"  log p {one.cumulative_logprob:.3f}, first token after {1000 * output.metrics.ttft:.0f} ms")
+        again = llm.generate(prompts[-1], params, use_tqdm=False)[0]
+        print(f"the last prompt again: {again.num_cached_tokens} of {len(again.prompt_token_ids)} ids came from the cache\n")
+        _say_stats(llm)
+    return 0
+
+
+def _say_stats(llm: Any) -> None:
+    stats = llm.stats()
+    busy = max(1e-9, stats.step_time_total)
+    print(
+        f"{stats.num_generation_tokens} tokens generated, {stats.num_prompt_tokens} read in {stats.num_steps} steps and "
+        f"{busy:.2f} s; sparse attention read {100 * stats.attention_density:.0f} % of the blocks it could see"
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m minimax_m31", description="MiniMax-M3.1-Flash, offline.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    info = commands.add_parser("info", help=run_info.__doc__)
+    info.add_argument("--model", help="also describe this checkpoint")
+    info.add_argument("--json", action="store_true")
+    info.set_defaults(run=run_info)
+    generate = commands.add_parser("generate", help=run_generate.__doc__)
+    _engine_flags(generate)
+    _sampling_flags(generate)
+    generate.add_argument("prompt", nargs="*")
+    generate.add_argument("--ids", action="append", default=[], help="a prompt as token ids: 1,2,3")
+    generate.set_defaults(run=run_generate)
+    chat = commands.add_parser("chat", help=run_chat.__doc__)
+    _engine_flags(chat)
+    _sampling_flags(chat)
+    chat.add_argument("prompt", nargs="*")
+    chat.add_argument("--thinking", choices=("enabled", "disabled", "adaptive"))
+    chat.add_argument("--effort", choices=("low", "medium", "high", "xhigh", "max"))
+    chat.set_defaults(run=run_chat)
+    demo = commands.add_parser("demo", help=run_demo.__doc__)
+    _engine_flags(demo)
+    demo.add_argument("--max-tokens", type=int, default=128)
+    demo.add_argument("--thinking", choices=("enabled", "disabled", "adaptive"))
+    demo.set_defaults(run=run_demo)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = build_parser().parse_args(argv)
+    try:
+        return int(options.run(options))
+    except (Mm31Error, NotImplementedError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,215 @@
+"""Chat on top of a call: conversations are checked together, rendered and encoded one by one as their turn comes,
+and what comes back is parsed into messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .calls import Call, Job, Source
+from .chat.parser import StreamParser, parse
+from .chat.render import PreparedChat, Rendered, prepare, render_prepared
+from .core_params import Plan, make_plan
+from .errors import GrammarError, InvalidRequestError
+from .outputs import RequestOutput
+from .params import SamplingParams
+from .prompts import Prompt, need_tokenizer
+from .results import text_cut
+from .streams import StreamCall
+from .text import view
+
+if TYPE_CHECKING:
+    from .chat.types import Delta
+    from .llm import LLM
+
+
+@dataclasses.dataclass
+class ChatArgs:
+    """The arguments of `chat` that are not about sampling."""
+
+    thinking: Any = None
+    reasoning_effort: Any = None
+    tools: Iterable[Any] | None = None
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    reasoning_history: str = "auto"
+    allow_special_tokens_in_text: bool = False
+
+
+def split_conversations(messages: Any) -> tuple[list[Any], bool]:
+    """(conversations, whether there was a single one)."""
+    if isinstance(messages, Mapping):
+        raise InvalidRequestError(
+            "messages must be a list of messages: [{'role': 'user', 'content': ...}]", param="messages", value=messages
+        )
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(
+            f"messages must be a list of dicts with 'role' and 'content', not {type(messages).__name__}",
+            param="messages",
+            value=messages,
+        )
+    if messages and all(isinstance(item, (list, tuple)) for item in messages):
+        return list(messages), False
+    return [messages], True
+
+
+def _per_conversation(value: Any, name: str, count: int, single: bool) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if single or len(value) != count:
+        raise InvalidRequestError(
+            f"{name} has {len(value)} entries for {count} conversation(s): give one value, or one for each",
+            param=name,
+            value=value,
+        )
+    return list(value)
+
+
+def prepare_all(llm: LLM, messages: Any, args: ChatArgs) -> tuple[list[PreparedChat], bool]:
+    """Checks every conversation before any is rendered."""
+    conversations, single = split_conversations(messages)
+    need_tokenizer(llm._tokenizer, "chat", "messages")
+    assert llm._tokenizer is not None
+    count = len(conversations)
+    thinking = _per_conversation(args.thinking, "thinking", count, single)
+    effort = _per_conversation(args.reasoning_effort, "reasoning_effort", count, single)
+    template = llm._tokenizer.require_chat_template(args.chat_template)
+    tools = None if args.tools is None else list(args.tools)
+    out = []
+    for i, conversation in enumerate(conversations):
+        try:
+            prepared = prepare(
+                conversation,
+                template,
+                tools,
+                thinking[i],
+                effort[i],
+                args.add_generation_prompt,
+                args.continue_final_message,
+                args.reasoning_history,
+                args.tool_choice,
+                args.chat_template_kwargs,
+                default_thinking=llm._args.thinking,
+                default_effort=llm._args.reasoning_effort,
+            )
+            _refuse_unsupported(prepared, args)
+        except InvalidRequestError as error:
+            if not single:
+                error.index = i
+            raise
+        out.append(prepared)
+    return out, single
+
+
+def _refuse_unsupported(chat: PreparedChat, args: ChatArgs) -> None:
+    if chat.forced_tool is not None:
+        raise GrammarError(
+            f"tool_choice={args.tool_choice!r} is enforced by constrained decoding, which is not part of this "
+            "version: use 'auto' or 'none'",
+            param="tool_choice",
+            value=args.tool_choice,
+        )
+    if not args.parallel_tool_calls:
+        raise GrammarError(
+            "parallel_tool_calls=False is enforced by constrained decoding, which is not part of this version",
+            param="parallel_tool_calls",
+            value=False,
+        )
+    if chat.media:
+        raise NotImplementedError("messages hold images or video, which are not part of this version")
+
+
+def encode(llm: LLM, rendered: Rendered, args: ChatArgs) -> list[int]:
+    assert llm._tokenizer is not None
+    if args.allow_special_tokens_in_text:
+        return llm._tokenizer.encode(rendered.prompt)
+    return llm._tokenizer.encode_chat(rendered.prompt, rendered.spans)
+
+
+class Chats:
+    """The conversations of one call, as a source of prompts; remembers how each answer is to be parsed."""
+
+    def __init__(self, llm: LLM, prepared: list[PreparedChat], params: list[SamplingParams], args: ChatArgs) -> None:
+        self._llm = llm
+        self._prepared = prepared
+        self._params = params
+        self._args = args
+        self._plans: dict[tuple[int, str], Plan] = {}
+        self._added = None if llm._tokenizer is None else tuple(llm._tokenizer.added_tokens)
+        self.parse_as: dict[int, tuple[str, list[dict[str, Any]] | None]] = {}
+        for i, item in enumerate(params):
+            try:
+                self._plan(item, "adaptive")
+            except InvalidRequestError as error:
+                if len(prepared) > 1:
+                    error.index = i
+                raise
+
+    def _plan(self, params: SamplingParams, start: str) -> Plan:
+        key = (id(params), start)
+        if key not in self._plans:
+            self._plans[key] = make_plan(params, self._llm._facts, self._llm._tokenizer, think_start=start)
+        return self._plans[key]
+
+    def take(self, index: int) -> tuple[Prompt, Plan, str | None]:
+        rendered = render_prepared(self._prepared[index], self._added)
+        self.parse_as[index] = (rendered.parser_start, rendered.tools or None)
+        ids = encode(self._llm, rendered, self._args)
+        return Prompt(rendered.prompt, ids), self._plan(self._params[index], rendered.parser_start), rendered.parser_start
+
+    @property
+    def source(self) -> Source:
+        return self.take
+
+
+class ChatCall(Call):
+    """Answers get a `message`; `text` keeps everything, marks included, so that its spans can be looked up."""
+
+    chats: Chats
+    parse: bool = True
+
+    def _result(self, job: Job) -> RequestOutput:
+        out = super()._result(job)
+        table = self.llm._table
+        if not self.parse or table is None:
+            return out
+        start, tools = self.chats.parse_as.pop(job.index, ("adaptive", None))
+        for one in out.outputs:
+            core = job.samples[one.index]
+            assert core is not None
+            cut = text_cut(core, table, one.token_ids)
+            text = view(table, one.token_ids, cut, skip_special=False, include_stop=False).text
+            one.message = parse(text, start, tools, finish_reason=one.finish_reason, stop_reason=one.stop_reason)
+        return out
+
+
+class ChatStreamCall(StreamCall):
+    """Pieces get `delta`s: what each adds to the message. The last piece of a sample holds the whole message."""
+
+    chats: Chats
+    parse: bool = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._parsers: dict[tuple[int, int], StreamParser] = {}
+
+    def _decorate(self, job: Job, out: RequestOutput, piece: str) -> None:
+        if not self.parse:
+            return
+        one = out.outputs[0]
+        key = (job.index, one.index)
+        parser = self._parsers.get(key)
+        if parser is None:
+            start, tools = self.chats.parse_as.get(job.index, ("adaptive", None))
+            parser = self._parsers[key] = StreamParser(start, tools)
+        deltas: list[Delta] = parser.feed(piece)
+        if one.finish_reason is not None:
+            deltas += parser.finish()
+            del self._parsers[key]
+        one.deltas = deltas
+        one.message = parser.message(one.finish_reason, one.stop_reason)

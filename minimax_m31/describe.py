@@ -1,0 +1,58 @@
+"""How an LLM shows itself: one paragraph, or a small table in a notebook. Looks only at what was noted at open."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+from .scores import MemoryReport, format_bytes
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+
+def facts(llm: LLM) -> list[tuple[str, str]]:
+    info: dict[str, Any] = llm._info
+    tier = f" ({info['tier']})" if info["tier"] else ""
+    threads = f", {info['n_thread']} threads" if info["backend"] in ("cpu", "ref") else ""
+    caches = info["kv_format"] if info["kv_format"] == info["index_format"] else f"{info['kv_format']}/{info['index_format']}"
+    weights = llm._quantization or "?"
+    return [
+        ("model", llm._model_name),
+        ("state", "closed" if llm.closed else "ready"),
+        ("backend", f"{info['backend']}{tier}{threads}, {info['dtype']}"),
+        ("weights", weights),
+        ("tokenizer", "none: token ids only" if llm._tokenizer is None else f"{len(llm._tokenizer)} tokens"),
+        ("max_model_len", f"{info['max_model_len']} tokens"),
+        ("KV cache", f"{info['n_page'] * 128} tokens in {info['n_page']} pages of {format_bytes(info['page_bytes'])}, {caches}"),
+        ("batch", f"{info['max_num_seqs']} sequences, {info['max_batched_tokens']} rows per step"),
+        ("deterministic", llm._args.deterministic),
+        ("loaded in", f"{llm._load_seconds:.2f} s"),
+    ]
+
+
+def engine_text(llm: LLM) -> str:
+    return "LLM(" + "; ".join(f"{name}: {value}" for name, value in facts(llm)) + ")"
+
+
+def engine_html(llm: LLM) -> str:
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(value)}</td></tr>"
+        for name, value in facts(llm)
+    )
+    return f"<table>{rows}</table>{memory_bar(MemoryReport(llm._memory))}"
+
+
+def memory_bar(report: MemoryReport) -> str:
+    """One bar whose parts are as wide as their bytes."""
+    total = report.total()
+    if total <= 0:
+        return ""
+    parts = []
+    for i, (what, kind, size) in enumerate(sorted(report.lines, key=lambda line: -line[2])):
+        share = 100 * size / total
+        if share >= 0.5:
+            title = html.escape(f"{what} ({kind}): {format_bytes(size)}", quote=True)
+            color = f"hsl({(210 + 47 * i) % 360},45%,60%)"
+            parts.append(f"<div title='{title}' style='width:{share:.2f}%;background:{color};height:14px'></div>")
+    return f"<div style='display:flex;max-width:480px'>{''.join(parts)}</div><small>{format_bytes(total)} held</small>"
