@@ -1,0 +1,1 @@
+#include "../c/cpu_fixture.h"

@@ -1,0 +1,67 @@
+/* The environment is read once per process, so this runner sets it before anything looks. */
+#include "mm_test.h"
+
+#include "csrc/base/env.h"
+#include "csrc/base/log.h"
+
+__attribute__((constructor)) static void set_environment(void)
+{
+    setenv("MM_THREADS", "3", 1);
+    setenv("MM_GRAPH", "0", 1);
+    setenv("MM_SYNC", "yes", 1);    /* no number: ignored, warned about */
+    setenv("MM_TIER", "AVX2", 1);   /* letters of any case */
+    setenv("MM_BACKEND", "gpu", 1); /* no such choice: ignored, warned about */
+    setenv("MM_PROBE", "attn_q,3", 1);
+    setenv("MM_DUMP", "", 1);    /* empty: as if unset */
+    setenv("MM_DEV", "1", 1);    /* a variable of the build: no warning */
+    setenv("MM_THREDS", "3", 1); /* a typo: warned about */
+    unsetenv("MM_LOG");
+    unsetenv("MM_CHECK");
+    unsetenv("MM_CUDA_SO");
+}
+
+MM_TEST(test_env_reads_what_is_set)
+{
+    const mm_env *e = mm_env_get();
+    MM_CHECK(e->threads == 3 && e->graph == 0 && e->sync == 0 && e->check == 0);
+    MM_CHECK(e->tier != NULL && strcmp(e->tier, "AVX2") == 0);
+    MM_CHECK(e->backend == NULL && e->dump == NULL && e->cuda_so == NULL && e->log == NULL);
+    MM_CHECK(e->probe != NULL && strcmp(e->probe, "attn_q,3") == 0);
+}
+
+MM_TEST(test_env_warns_about_typos_and_bad_values_once)
+{
+    int32_t level;
+    char text[600], all[2000] = "";
+    int n = 0;
+    (void)mm_env_get();
+    while (mm_log_take(&level, text, sizeof text)) {
+        MM_CHECK(level == MM_LOG_WARNING);
+        strncat(all, text, sizeof all - strlen(all) - 1);
+        n++;
+    }
+    MM_CHECK(n == 3, "%d: %s", n, all);
+    MM_CHECK(strstr(all, "MM_SYNC=yes") && strstr(all, "MM_BACKEND=gpu") &&
+                 strstr(all, "MM_THREDS"),
+             "%s", all);
+    (void)mm_env_get();
+    MM_CHECK(mm_log_take(&level, text, sizeof text) == 0);
+}
+
+MM_TEST(test_env_is_read_once)
+{
+    (void)mm_env_get();
+    setenv("MM_THREADS", "7", 1);
+    MM_CHECK(mm_env_get()->threads == 3);
+    const char *name, *value, *help;
+    int n = 0;
+    for (; mm_env_entry(n, &name, &value, &help); n++) {
+        MM_CHECK(strncmp(name, "MM_", 3) == 0 && help[0] != '\0');
+        if (strcmp(name, "MM_THREADS") == 0)
+            MM_CHECK(strcmp(value, "3") == 0);
+        if (strcmp(name, "MM_BACKEND") == 0)
+            MM_CHECK(value[0] == '\0');
+    }
+    MM_CHECK(n == 12, "%d variables", n);
+    MM_CHECK(mm_env_entry(-1, &name, &value, &help) == 0);
+}
