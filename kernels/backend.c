@@ -1,5 +1,6 @@
-/* backend.c: opens a backend by name. The CUDA library is found beside this extension (or at MM_CUDA_SO), opened at run
- * time and kept for the life of the process: its driver threads must not lose their code. */
+/* backend.c: opens a backend by name. The CUDA library is found beside this extension (or at
+ * MM_CUDA_SO), opened at run time and kept for the life of the process: its driver threads must not
+ * lose their code. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -10,7 +11,8 @@
 #include "kernels/backend.h"
 
 #define CUDA_LIBRARY "libmm_cuda.so"
-#define BUILD_HINT "build it on a machine with the CUDA toolkit (nvcc in PATH): MM_CUDA=1 pip install ."
+#define BUILD_HINT                                                                                 \
+    "build it on a machine with the CUDA toolkit (nvcc in PATH): MM_CUDA=1 pip install ."
 
 /* Path of the library: MM_CUDA_SO, or next to the file that this function lies in. */
 static mm_status cuda_path(char *out, size_t cap)
@@ -22,25 +24,35 @@ static mm_status cuda_path(char *out, size_t cap)
         n = snprintf(out, cap, "%s", given);
     } else {
         if (dladdr((const void *)(uintptr_t)cuda_path, &info) == 0 || info.dli_fname == NULL)
-            return MM_FAIL(MM_E_UNSUPPORTED, "backend \"cuda\": the folder of this extension is unknown; set MM_CUDA_SO");
+            return MM_FAIL(
+                MM_E_UNSUPPORTED,
+                "backend \"cuda\": the folder of this extension is unknown; set MM_CUDA_SO");
         const char *slash = strrchr(info.dli_fname, '/');
         const int n_folder = slash != NULL ? (int)(slash - info.dli_fname) + 1 : 0;
         n = snprintf(out, cap, "%.*s" CUDA_LIBRARY, n_folder, info.dli_fname);
     }
     if (n < 0 || (size_t)n >= cap)
-        return MM_FAIL(MM_E_UNSUPPORTED, "backend \"cuda\": the path of " CUDA_LIBRARY " is longer than %zu bytes", cap - 1);
+        return MM_FAIL(MM_E_UNSUPPORTED,
+                       "backend \"cuda\": the path of " CUDA_LIBRARY " is longer than %zu bytes",
+                       cap - 1);
     if (access(out, R_OK) == 0)
         return MM_OK;
     if (given != NULL)
         return MM_FAIL(MM_E_UNSUPPORTED, "backend \"cuda\": MM_CUDA_SO=%s cannot be read", given);
-    return MM_FAIL(MM_E_UNSUPPORTED, "backend \"cuda\": no CUDA library was built (%s does not exist); " BUILD_HINT, out);
+    return MM_FAIL(MM_E_UNSUPPORTED,
+                   "backend \"cuda\": no CUDA library was built (%s does not exist); " BUILD_HINT,
+                   out);
 }
 
 static mm_status cuda_open(mm_backend **out, const mm_backend_options *opt)
 {
     const mm_env *env = mm_env_get();
-    const mm_host_services services = {.size = sizeof services, .error_set = mm_error_set, .log = mm_log,
-                                       .tier = env->tier, .sync = env->sync, .graph = env->graph};
+    const mm_host_services services = {.size = sizeof services,
+                                       .error_set = mm_error_set,
+                                       .log = mm_log,
+                                       .tier = env->tier,
+                                       .sync = env->sync,
+                                       .graph = env->graph};
     char path[4096];
     MM_TRY(cuda_path(path, sizeof path));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -51,7 +63,8 @@ static mm_status cuda_open(mm_backend **out, const mm_backend_options *opt)
     void *symbol = dlsym(library, "mm_cuda_backend");
     if (symbol == NULL) {
         dlclose(library);
-        return MM_FAIL(MM_E_UNSUPPORTED, "backend \"cuda\": %s does not export mm_cuda_backend; " BUILD_HINT, path);
+        return MM_FAIL(MM_E_UNSUPPORTED,
+                       "backend \"cuda\": %s does not export mm_cuda_backend; " BUILD_HINT, path);
     }
     mm_cuda_backend_fn open_fn;
     memcpy(&open_fn, &symbol, sizeof open_fn);
@@ -88,7 +101,8 @@ mm_status mm_backend_open(mm_backend **out, const mm_backend_options *opt)
         return mm_cpu_backend(out, &o);
     if (strcmp(o.name, "cuda") == 0)
         return cuda_open(out, &o);
-    return MM_FAIL_PARAM(MM_E_CONFIG, "backend", -1, "backend=\"%s\": it must be \"auto\", \"cuda\", \"cpu\" or \"ref\"",
+    return MM_FAIL_PARAM(MM_E_CONFIG, "backend", -1,
+                         "backend=\"%s\": it must be \"auto\", \"cuda\", \"cpu\" or \"ref\"",
                          o.name);
 }
 
@@ -109,8 +123,9 @@ static void describe(const char *name, mm_backend_line *line)
         mm_error_clear();
         return;
     }
-    snprintf(line->text, sizeof line->text, "%s, %s, %.1f of %.1f GB free", b->props.tier, b->props.device,
-             (double)b->props.memory_free * 1e-9, (double)b->props.memory_total * 1e-9);
+    snprintf(line->text, sizeof line->text, "%s, %s, %.1f of %.1f GB free", b->props.tier,
+             b->props.device, (double)b->props.memory_free * 1e-9,
+             (double)b->props.memory_total * 1e-9);
     mm_backend_close(b);
 }
 

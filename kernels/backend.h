@@ -1,8 +1,10 @@
-/* backend.h: one device as seen by the engine: memory, an ordered stream, graphs, and its table of ops.
+/* backend.h: one device as seen by the engine: memory, an ordered stream, graphs, and its table of
+ * ops.
  *
- * "ref" and "cpu" live in the core. "cuda" is libmm_cuda.so beside the extension, opened at run time with
- * dlopen(RTLD_NOW | RTLD_LOCAL); it exports one function, mm_cuda_backend, and reaches the core only through the
- * services passed to it. A backend is opened per rank and used by that rank's thread. */
+ * "ref" and "cpu" live in the core. "cuda" is libmm_cuda.so beside the extension, opened at run
+ * time with dlopen(RTLD_NOW | RTLD_LOCAL); it exports one function, mm_cuda_backend, and reaches
+ * the core only through the services passed to it. A backend is opened per rank and used by that
+ * rank's thread. */
 #ifndef MM_BACKEND_H
 #define MM_BACKEND_H
 #include "csrc/base/base.h"
@@ -21,7 +23,8 @@ typedef struct mm_backend_props {
     char name[16];   /* "ref", "cpu", "cuda" */
     char tier[32];   /* instruction tier: "scalar", "avx2", "avx512", "sm_90a", ... */
     char device[96]; /* e.g. the processor's or the GPU's name */
-    bool is_host;    /* pointers of alloc can be read by the host; weights can stay in their mappings */
+    /* pointers of alloc can be read by the host; weights can stay in their mappings */
+    bool is_host;
     bool has_graph;
     int32_t n_thread;
     int64_t memory_total, memory_free; /* bytes, when opened */
@@ -36,11 +39,13 @@ struct mm_backend {
     /* Host memory the device copies from at full speed (pinned); host backends: plain. */
     mm_status (*alloc_host)(mm_backend *b, void **out, size_t n_bytes);
     void (*free_host)(mm_backend *b, void *p);
-    /* scratch_bytes: what ops may use between the start and the end of one op; ask ops->scratch_bytes. */
+    /* scratch_bytes: what ops may use between the start and the end of one op; ask
+     * ops->scratch_bytes. */
     mm_status (*stream_open)(mm_backend *b, mm_stream **out, size_t scratch_bytes);
     void (*stream_close)(mm_backend *b, mm_stream *s);
     mm_status (*sync)(mm_backend *b, mm_stream *s);
-    /* Asynchronous on a device: host memory must be from alloc_host and untouched until an event after it. */
+    /* Asynchronous on a device: host memory must be from alloc_host and untouched until an event
+     * after it. */
     mm_status (*upload)(mm_backend *b, mm_stream *s, void *dst, const void *host, size_t n_bytes);
     mm_status (*download)(mm_backend *b, mm_stream *s, void *host, const void *src, size_t n_bytes);
     mm_status (*copy)(mm_backend *b, mm_stream *s, void *dst, const void *src, size_t n_bytes);
@@ -48,26 +53,29 @@ struct mm_backend {
     mm_status (*event_open)(mm_backend *b, mm_event **out);
     void (*event_close)(mm_backend *b, mm_event *ev);
     mm_status (*event_record)(mm_backend *b, mm_event *ev, mm_stream *s);
-    mm_status (*event_wait)(mm_backend *b, mm_event *ev); /* host waits */
+    mm_status (*event_wait)(mm_backend *b, mm_event *ev);                /* host waits */
     mm_status (*stream_wait)(mm_backend *b, mm_stream *s, mm_event *ev); /* the stream waits */
     /* NULL unless has_graph: what runs between begin and end on s becomes a graph. */
     mm_status (*graph_begin)(mm_backend *b, mm_stream *s);
     mm_status (*graph_end)(mm_backend *b, mm_stream *s, mm_graph **out);
     mm_status (*graph_launch)(mm_backend *b, mm_graph *g, mm_stream *s);
     void (*graph_close)(mm_backend *b, mm_graph *g);
-    /* Collectives of several devices; NULL on host backends. id is made once and given to every rank. */
+    /* Collectives of several devices; NULL on host backends. id is made once and given to every
+     * rank. */
     mm_status (*comm_id)(mm_backend *b, uint8_t id[128]);
-    mm_status (*comm_open)(mm_backend *b, mm_comm **out, const uint8_t id[128], int32_t rank, int32_t world);
+    mm_status (*comm_open)(mm_backend *b, mm_comm **out, const uint8_t id[128], int32_t rank,
+                           int32_t world);
     void (*close)(mm_backend *b);
 };
 
 typedef struct mm_backend_options {
-    const char *name;  /* "ref", "cpu", "cuda", "auto" */
-    int32_t device;    /* ordinal */
-    int32_t n_thread;  /* host backends */
+    const char *name; /* "ref", "cpu", "cuda", "auto" */
+    int32_t device;   /* ordinal */
+    int32_t n_thread; /* host backends */
 } mm_backend_options;
 
-/* "auto": cuda where library, driver and device are there, else cpu (logged why). Failure says what was tried. */
+/* "auto": cuda where library, driver and device are there, else cpu (logged why). Failure says what
+ * was tried. */
 mm_status mm_backend_open(mm_backend **out, const mm_backend_options *opt);
 void mm_backend_close(mm_backend *b); /* NULL is fine */
 mm_status mm_ref_backend(mm_backend **out, const mm_backend_options *opt);

@@ -1,5 +1,6 @@
-/* comm.c: the communicator of a single rank. Sums and broadcasts of one are what they were; a gather is a copy on the
- * stream. On every backend the first member of an mm_stream is its mm_backend. */
+/* comm.c: the communicator of a single rank. Sums and broadcasts of one are what they were; a
+ * gather is a copy on the stream. On every backend the first member of an mm_stream is its
+ * mm_backend. */
 #include "kernels/backend.h"
 
 static mm_status self_all_reduce(mm_comm *c, mm_stream *s, void *buf, mm_dtype dtype, int64_t n)
@@ -8,7 +9,8 @@ static mm_status self_all_reduce(mm_comm *c, mm_stream *s, void *buf, mm_dtype d
     return MM_OK;
 }
 
-static mm_status self_all_gather(mm_comm *c, mm_stream *s, const void *in, void *out, int64_t n_bytes)
+static mm_status self_all_gather(mm_comm *c, mm_stream *s, const void *in, void *out,
+                                 int64_t n_bytes)
 {
     (void)c;
     if (in == out || n_bytes == 0)
@@ -45,8 +47,14 @@ mm_status mm_comm_open_self(mm_comm **out)
     mm_comm *c = malloc(sizeof *c);
     if (c == NULL)
         return MM_FAIL(MM_E_NOMEM, "communicator: out of memory");
-    *c = (mm_comm){.rank = 0, .world = 1, .all_reduce = self_all_reduce, .all_gather = self_all_gather,
-                   .broadcast = self_broadcast, .barrier = self_barrier, .abort = self_abort, .close = self_close};
+    *c = (mm_comm){.rank = 0,
+                   .world = 1,
+                   .all_reduce = self_all_reduce,
+                   .all_gather = self_all_gather,
+                   .broadcast = self_broadcast,
+                   .barrier = self_barrier,
+                   .abort = self_abort,
+                   .close = self_close};
     *out = c;
     return MM_OK;
 }

@@ -1,5 +1,5 @@
-/* host_backend.c: memory, streams and events of the backends that run on the processor. Ops run when they are called, so a
- * stream has nothing to wait for. */
+/* host_backend.c: memory, streams and events of the backends that run on the processor. Ops run
+ * when they are called, so a stream has nothing to wait for. */
 #include <errno.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -50,17 +50,21 @@ static void processor_name(char *out, size_t cap)
 
 /* ---------------------------------------------------------------- memory */
 
-/* Before every block lie 256 bytes with the size of its mapping: pages are committed, zeroed, when first touched. */
+/* Before every block lie 256 bytes with the size of its mapping: pages are committed, zeroed, when
+ * first touched. */
 enum { HEADER = 256 };
 
 static mm_status host_alloc(mm_backend *b, void **out, size_t n_bytes)
 {
     const size_t size = n_bytes + HEADER;
     *out = NULL;
-    void *p = size < n_bytes ? MAP_FAILED : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *p = size < n_bytes
+                  ? MAP_FAILED
+                  : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return MM_FAIL(MM_E_NOMEM, "backend \"%s\": %zu bytes of host memory asked, %lld bytes free", b->props.name,
-                       n_bytes, (long long)meminfo_bytes("MemAvailable:"));
+        return MM_FAIL(MM_E_NOMEM,
+                       "backend \"%s\": %zu bytes of host memory asked, %lld bytes free",
+                       b->props.name, n_bytes, (long long)meminfo_bytes("MemAvailable:"));
     *(size_t *)p = size;
     *out = (uint8_t *)p + HEADER;
     return MM_OK;
@@ -162,16 +166,31 @@ static void host_close(mm_backend *b)
     free(b);
 }
 
-mm_status mm_host_backend_init(mm_host_backend *b, const char *name, const char *tier, const mm_ops *ops, mm_pool *pool)
+mm_status mm_host_backend_init(mm_host_backend *b, const char *name, const char *tier,
+                               const mm_ops *ops, mm_pool *pool)
 {
     *b = (mm_host_backend){
-        .base = {
-            .ops = ops, .alloc = host_alloc, .free = host_free, .alloc_host = host_alloc, .free_host = host_free,
-            .stream_open = host_stream_open, .stream_close = host_stream_close, .sync = host_sync, .upload = host_copy,
-            .download = host_copy, .copy = host_copy, .zero = host_zero, .event_open = host_event_open,
-            .event_close = host_event_close, .event_record = host_event_record, .event_wait = host_event_wait,
-            .stream_wait = host_stream_wait, .close = host_close,
-        },
+        .base =
+            {
+                .ops = ops,
+                .alloc = host_alloc,
+                .free = host_free,
+                .alloc_host = host_alloc,
+                .free_host = host_free,
+                .stream_open = host_stream_open,
+                .stream_close = host_stream_close,
+                .sync = host_sync,
+                .upload = host_copy,
+                .download = host_copy,
+                .copy = host_copy,
+                .zero = host_zero,
+                .event_open = host_event_open,
+                .event_close = host_event_close,
+                .event_record = host_event_record,
+                .event_wait = host_event_wait,
+                .stream_wait = host_stream_wait,
+                .close = host_close,
+            },
         .pool = pool,
     };
     mm_backend_props *p = &b->base.props;

@@ -1,11 +1,13 @@
-/* host_begin.c: the `begin` op of host backends: applies what a batch changes to the slots, then expands its rows into the
- * arrays that ops read. Order: slots, pages, masks, sequences, outputs. */
+/* host_begin.c: the `begin` op of host backends: applies what a batch changes to the slots,
+ * then expands its rows into the arrays that ops read. Order: slots, pages, masks,
+ * sequences, outputs. */
 #include "kernels/host_begin.h"
 
 /* The views are const to ops; their arrays belong to the caller and are written here only. */
 #define OUT(field) ((int32_t *)(uintptr_t)(field))
 
-static void copy_list(void *dst, int32_t slot, int64_t width, const mm_batch *b, int64_t offset, int32_t n)
+static void copy_list(void *dst, int32_t slot, int64_t width, const mm_batch *b, int64_t offset,
+                      int32_t n)
 {
     if (n > 0)
         memcpy((int32_t *)dst + slot * width, mm_batch_at(b, offset), (size_t)n * sizeof(int32_t));
@@ -13,11 +15,13 @@ static void copy_list(void *dst, int32_t slot, int64_t width, const mm_batch *b,
 
 static void set_mask(mm_slots *s, int32_t slot, int32_t lane, const void *mask)
 {
-    memcpy(s->mask + ((int64_t)slot * s->mask_lanes + lane) * s->mask_words, mask, (size_t)s->mask_words * sizeof(uint32_t));
+    memcpy(s->mask + ((int64_t)slot * s->mask_lanes + lane) * s->mask_words, mask,
+           (size_t)s->mask_words * sizeof(uint32_t));
     s->params[slot].has_mask = 1;
 }
 
-/* What the slot has seen: prompt marks for the repetition penalty, and everything that its own tokens decide. */
+/* What the slot has seen: prompt marks for the repetition penalty, and everything that its own
+ * tokens decide. */
 static void set_history(mm_slots *s, int32_t n_vocab, const mm_batch *b, const mm_batch_slot *n)
 {
     const int32_t *history = n->n_history > 0 ? mm_batch_at(b, n->history) : NULL;
@@ -33,7 +37,8 @@ static void set_history(mm_slots *s, int32_t n_vocab, const mm_batch *b, const m
         uint16_t *count = s->n_out + (int64_t)n->slot * n_vocab;
         memset(count, 0, (size_t)n_vocab * sizeof(uint16_t));
         for (int32_t i = 0; i < n->n_history; i++)
-            count[history[i]] = (uint16_t)(count[history[i]] < UINT16_MAX ? count[history[i]] + 1 : UINT16_MAX);
+            count[history[i]] =
+                (uint16_t)(count[history[i]] < UINT16_MAX ? count[history[i]] + 1 : UINT16_MAX);
     }
     for (int32_t i = 0; i < n->n_history; i++)
         recent[(n->n_emitted - n->n_history + i) % MM_MAX_BAD_LEN] = history[i];
@@ -44,10 +49,19 @@ static void begin_slot(mm_slots *s, int32_t n_vocab, const mm_batch *b, const mm
 {
     const int32_t i = n->slot;
     s->params[i] = (mm_slot_params){
-        .seed = n->seed, .temperature = n->temperature, .top_p = n->top_p, .min_p = n->min_p,
-        .repetition_penalty = n->repetition_penalty, .frequency_penalty = n->frequency_penalty,
-        .presence_penalty = n->presence_penalty, .top_k = n->top_k, .min_tokens = n->min_tokens,
-        .n_bias = n->n_bias, .n_ban = n->n_ban, .n_bad = n->n_bad, .n_logprob_token = n->n_logprob_token,
+        .seed = n->seed,
+        .temperature = n->temperature,
+        .top_p = n->top_p,
+        .min_p = n->min_p,
+        .repetition_penalty = n->repetition_penalty,
+        .frequency_penalty = n->frequency_penalty,
+        .presence_penalty = n->presence_penalty,
+        .top_k = n->top_k,
+        .min_tokens = n->min_tokens,
+        .n_bias = n->n_bias,
+        .n_ban = n->n_ban,
+        .n_bad = n->n_bad,
+        .n_logprob_token = n->n_logprob_token,
     };
     s->n_emitted[i] = n->n_emitted;
     if (s->n_draft != NULL)
@@ -107,10 +121,12 @@ static int32_t input_token(const mm_slots *s, int32_t slot, int32_t token)
 {
     if (token >= 0)
         return token;
-    return token == -1 ? s->last_token[slot] : s->draft_token[(int64_t)slot * (MM_MAX_DECODE_ROWS - 1) - 2 - token];
+    return token == -1 ? s->last_token[slot]
+                       : s->draft_token[(int64_t)slot * (MM_MAX_DECODE_ROWS - 1) - 2 - token];
 }
 
-static void expand_outputs(const mm_batch *b, const mm_slots *s, const mm_seq_view *v, const void *blob, mm_out_view *o)
+static void expand_outputs(const mm_batch *b, const mm_slots *s, const mm_seq_view *v,
+                           const void *blob, mm_out_view *o)
 {
     const mm_batch_out *out = mm_batch_at(b, b->out);
     o->n_out = b->n_out;
@@ -133,7 +149,8 @@ static void expand_outputs(const mm_batch *b, const mm_slots *s, const mm_seq_vi
 
 mm_status mm_host_begin(const mm_op_context *c, const mm_begin_args *a)
 {
-    const mm_batch *b = a->blob; /* the arrays lie behind the blob's header, wherever the plan's copy is */
+    const mm_batch *b = a->blob; /* the arrays lie behind the blob's header, wherever the plan's
+                                    copy is */
     apply_changes(c, b, a->slots);
     expand_rows(b, a->slots, a->seq);
     expand_outputs(b, a->slots, a->seq, a->blob, a->out);

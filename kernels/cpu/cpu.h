@@ -1,42 +1,52 @@
-/* cpu.h: the seams inside the cpu backend. A *tier* is an instruction set, chosen once at open; its table of kernels
- * (mm_cpu_linear_kernels,
- * mm_cpu_math_kernels) works on rows, panels and pages and knows no threads. The ops (cpu_<op>.c) cut a step into items of the
- * thread pool and call the kernels; they know no instructions.
+/* cpu.h: the seams inside the cpu backend. A *tier* is an instruction set, chosen once at open; its
+ * table of kernels (mm_cpu_linear_kernels, mm_cpu_math_kernels) works on rows, panels and pages and
+ * knows no threads. The ops (cpu_<op>.c) cut a step into items of the thread pool and call the
+ * kernels; they know no instructions.
  *
- * Every kernel computes one output by a sequence of operations that depends on the shapes only. So results do not depend on
- * threads, on the rows computed together or on how many there are. */
+ * Every kernel computes one output by a sequence of operations that depends on the shapes only. So
+ * results do not depend on threads, on the rows computed together or on how many there are. */
 #ifndef MM_CPU_H
 #define MM_CPU_H
 #include "csrc/base/half.h"
 #include "kernels/host.h"
 
-/* How y = x W^T is computed: by the weight's format and by what is multiplied: f32 lanes (x widened to f32), or pairs of
- * bf16 ("dot": two products per lane and instruction; x is bf16 as it stands). */
+/* How y = x W^T is computed: by the weight's format and by what is multiplied: f32 lanes (x
+ * widened to f32), or pairs of bf16 ("dot": two products per lane and instruction; x is bf16 as
+ * it stands). */
 typedef enum mm_cpu_kind {
-    MM_CPU_F32 = 0, MM_CPU_BF16, MM_CPU_MXFP8, MM_CPU_NVFP4,
-    MM_CPU_BF16_DOT, MM_CPU_MXFP8_DOT, MM_CPU_NVFP4_DOT,
+    MM_CPU_F32 = 0,
+    MM_CPU_BF16,
+    MM_CPU_MXFP8,
+    MM_CPU_NVFP4,
+    MM_CPU_BF16_DOT,
+    MM_CPU_MXFP8_DOT,
+    MM_CPU_NVFP4_DOT,
     MM_CPU_N_KIND
 } mm_cpu_kind;
 
-/* Elements of x that one step of a kernel takes; prepared rows are padded with zeros to a multiple of MM_CPU_PAD. */
+/* Elements of x that one step of a kernel takes; prepared rows are padded with zeros to a multiple
+ * of MM_CPU_PAD. */
 #define MM_CPU_PAD 128
 #define MM_CPU_PANEL 16 /* rows of W decoded together when several rows of x use them */
 
-/* Running softmax state of n_head query heads of one row (ops.h: page partials): acc [n_head, dim]. */
+/* Running softmax state of n_head query heads of one row (ops.h: page partials): acc
+ * [n_head, dim]. */
 typedef struct mm_cpu_attn_state {
     float *max, *den, *acc;
 } mm_cpu_attn_state;
 
 typedef struct mm_cpu_linear_kernels {
-    /* One row x [k] in the order the kernel reads, padded: f32, or bf16 for the dot kinds (then act is BF16). */
+    /* One row x [k] in the order the kernel reads, padded: f32, or bf16 for the dot kinds (then act
+     * is BF16). */
     void (*prepare)(mm_cpu_kind kind, mm_dtype act, const void *x, int64_t k, void *out);
     /* y[i] = dot(x, w_{first + i}) / global_scale, i < n; x prepared. */
-    void (*gemv)(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, const void *x, float *y);
+    void (*gemv)(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, const void *x,
+                 float *y);
     /* Rows [first, first + n), n <= MM_CPU_PANEL, decoded; a row takes mm_cpu_panel_bytes. */
     void (*panel)(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, void *panel);
     /* y[r * y_stride + i] = dot(x[r], panel row i) / global_scale: the same bits as gemv. */
-    void (*tile)(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k, const void *const *x, int64_t m,
-                 float global_scale, float *y, int64_t y_stride);
+    void (*tile)(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k, const void *const *x,
+                 int64_t m, float global_scale, float *y, int64_t y_stride);
 } mm_cpu_linear_kernels;
 
 typedef struct mm_cpu_math_kernels {
@@ -49,29 +59,35 @@ typedef struct mm_cpu_math_kernels {
     void (*add)(mm_dtype act, const void *x, const float *y, int64_t n, float *out);
     /* (u + beta) * g * sigmoid(alpha g) with g, u clamped (ops.h, mlp), rounded to act. */
     void (*swiglu)(const mm_op_shape *s, const float *g, const float *u, int64_t n, void *out);
-    void (*axpy)(float a, const float *x, int64_t n, float *y); /* y += a x: a product, then a sum */
-    double (*sum_exp)(const float *v, int64_t n, float max, float scale); /* sum of exp(scale (v - max)) */
+    /* y += a x: a product, then a sum */
+    void (*axpy)(float a, const float *x, int64_t n, float *y);
+    double (*sum_exp)(const float *v, int64_t n, float max, float scale); /* sum of exp(scale (v -
+                                                                             max)) */
     bool (*has_nan)(const float *v, int64_t n);
     float (*max)(const float *v, int64_t n); /* no NaN in v; -inf for none */
     /* 1 + how many ids come before `id` by (value descending, id ascending) */
     int32_t (*rank)(const float *v, int32_t n, int32_t id);
 
-    /* Rows [0, n) of a cache page as operands (ops.h, attn_sparse), padded with zeros to 16 rows: natural order [n, dim], and
-     * transposed [dim, MM_PAGE]; tmp: scratch [16, dim]. */
+    /* Rows [0, n) of a cache page as operands (ops.h, attn_sparse), padded with zeros to 16 rows:
+     * natural order [n, dim], and transposed [dim, MM_PAGE]; tmp: scratch [16, dim]. */
     void (*cache_rows)(const mm_plane *p, int64_t page, int32_t head, int32_t n, float *out);
-    void (*cache_columns)(const mm_plane *p, int64_t page, int32_t head, int32_t n, float *out, float *tmp);
+    void (*cache_columns)(const mm_plane *p, int64_t page, int32_t head, int32_t n, float *out,
+                          float *tmp);
     void (*round_query)(mm_cache_format format, bool is_index, float *q, int64_t n);
-    /* Merges keys [first, last) of a page into the state of n_head heads; q [n_head, dim], kt [dim, MM_PAGE], v [*, dim]; p:
-     * scratch [n_head, MM_PAGE], part: scratch [n_head, dim]. */
-    void (*attend)(mm_cache_format format, int32_t dim, int32_t n_head, const float *q, const float *kt, const float *v,
-                   int32_t first, int32_t last, const mm_cpu_attn_state *s, float *p, float *part);
+    /* Merges keys [first, last) of a page into the state of n_head heads; q [n_head, dim], kt [dim,
+     * MM_PAGE], v [*, dim]; p: scratch [n_head, MM_PAGE], part: scratch [n_head, dim]. */
+    void (*attend)(mm_cache_format format, int32_t dim, int32_t n_head, const float *q,
+                   const float *kt, const float *v, int32_t first, int32_t last,
+                   const mm_cpu_attn_state *s, float *p, float *part);
     /* Merges state b into a. */
-    void (*merge)(int32_t dim, int32_t n_head, const mm_cpu_attn_state *a, const mm_cpu_attn_state *b);
+    void (*merge)(int32_t dim, int32_t n_head, const mm_cpu_attn_state *a,
+                  const mm_cpu_attn_state *b);
     /* acc becomes the output. */
     void (*finish)(mm_cache_format format, int32_t dim, int32_t n_head, const mm_cpu_attn_state *s);
-    /* score[i] = max over keys < n of dot(q_i, key), NaN if one is; q [n_query, dim], kt [dim, MM_PAGE]; p: scratch [n_query,
-     * MM_PAGE]. */
-    void (*index_score)(int32_t dim, int32_t n_query, const float *q, const float *kt, int32_t n, float *score, float *p);
+    /* score[i] = max over keys < n of dot(q_i, key), NaN if one is; q [n_query, dim], kt [dim,
+     * MM_PAGE]; p: scratch [n_query, MM_PAGE]. */
+    void (*index_score)(int32_t dim, int32_t n_query, const float *q, const float *kt, int32_t n,
+                        float *score, float *p);
 } mm_cpu_math_kernels;
 
 typedef struct mm_cpu_isa {
@@ -84,12 +100,14 @@ typedef struct mm_cpu_isa {
 extern const mm_cpu_linear_kernels mm_cpu_linear_scalar;
 extern const mm_cpu_math_kernels mm_cpu_math_scalar;
 #if defined(__x86_64__)
-extern const mm_cpu_linear_kernels mm_cpu_linear_avx2, mm_cpu_linear_avx512, mm_cpu_linear_avx512_bf16;
+extern const mm_cpu_linear_kernels mm_cpu_linear_avx2, mm_cpu_linear_avx512,
+    mm_cpu_linear_avx512_bf16;
 extern const mm_cpu_math_kernels mm_cpu_math_avx2, mm_cpu_math_avx512;
 #endif
 extern const uint32_t mm_cpu_e8m0_bits[256]; /* f32 of every e8m0 code */
 
-/* The best tier this processor runs that is not above `limit` ("scalar", "avx2", "avx512"; NULL: any). */
+/* The best tier this processor runs that is not above `limit` ("scalar", "avx2", "avx512"; NULL:
+ * any). */
 mm_status mm_cpu_isa_find(const char *limit, const mm_cpu_isa **out);
 
 typedef struct mm_cpu_backend_state {
@@ -136,7 +154,8 @@ typedef struct mm_cpu_job {
 /* Runs the jobs over the pool; takes panel memory from the scratch and gives it back. */
 mm_status mm_cpu_linear(const mm_cpu_run *r, mm_cpu_job *job, int32_t n_job);
 size_t mm_cpu_linear_scratch(int64_t max_k, int32_t n_thread);
-/* Activation rows row[i] (row NULL: rows first + i) of x [*, k], i < n, prepared once per kind that is asked for. */
+/* Activation rows row[i] (row NULL: rows first + i) of x [*, k], i < n, prepared once per kind that
+ * is asked for. */
 typedef struct mm_cpu_rows {
     const void *x;
     const int32_t *row;
@@ -151,14 +170,18 @@ size_t mm_cpu_prepare_scratch(int64_t n, int64_t k, int32_t n_kind);
 #define MM_CPU_CHUNK 256 /* rows of a step that linear ops take at a time */
 
 /* End of a residual branch (ops.h, attn_out) of rows [0, n): y [n, D] f32 is overwritten. */
-mm_status mm_cpu_branch_end(const mm_cpu_run *r, int64_t n, float *y, void *x, const float *norm_w, void *h);
+mm_status mm_cpu_branch_end(const mm_cpu_run *r, int64_t n, float *y, void *x, const float *norm_w,
+                            void *h);
 size_t mm_cpu_branch_end_scratch(const mm_op_shape *s, int64_t n);
 
 mm_status mm_cpu_embed(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a);
 mm_status mm_cpu_attn_in(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_in_args *a);
-mm_status mm_cpu_attn_sparse(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_sparse_args *a);
-mm_status mm_cpu_attn_dense(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_dense_args *a);
-mm_status mm_cpu_attn_out(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_out_args *a);
+mm_status mm_cpu_attn_sparse(const mm_op_context *c, const mm_seq_view *seq,
+                             const mm_attn_sparse_args *a);
+mm_status mm_cpu_attn_dense(const mm_op_context *c, const mm_seq_view *seq,
+                            const mm_attn_dense_args *a);
+mm_status mm_cpu_attn_out(const mm_op_context *c, const mm_seq_view *seq,
+                          const mm_attn_out_args *a);
 mm_status mm_cpu_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_mlp_args *a);
 mm_status mm_cpu_moe(const mm_op_context *c, const mm_seq_view *seq, const mm_moe_args *a);
 mm_status mm_cpu_head(const mm_op_context *c, const mm_head_args *a);
@@ -173,9 +196,9 @@ size_t mm_cpu_moe_scratch(const mm_op_shape *s, int32_t n_thread);
 size_t mm_cpu_head_scratch(const mm_op_shape *s, int32_t n_thread);
 size_t mm_cpu_sample_scratch(const mm_op_shape *s, int32_t n_thread);
 
-/* Block scores and choice for rows (cpu_index.c): blocks [I, n_row of the step, n_top_block]; is_bad[g * n_row + t] where a
- * score was NaN. */
-mm_status mm_cpu_choose_blocks(const mm_cpu_run *r, const mm_seq_view *seq, const mm_plane *ik, const void *iq,
-                               int16_t *blocks, uint8_t *is_bad);
+/* Block scores and choice for rows (cpu_index.c): blocks [I, n_row of the step, n_top_block];
+ * is_bad[g * n_row + t] where a score was NaN. */
+mm_status mm_cpu_choose_blocks(const mm_cpu_run *r, const mm_seq_view *seq, const mm_plane *ik,
+                               const void *iq, int16_t *blocks, uint8_t *is_bad);
 size_t mm_cpu_index_scratch(const mm_op_shape *s, int32_t n_thread);
 #endif

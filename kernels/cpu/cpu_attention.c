@@ -1,16 +1,18 @@
-/* cpu_attention.c: attn_sparse and attn_dense. A unit of work is a tile of rows of one sequence and one KV head: its pages
- * are walked in ascending order, each decoded once for all rows of the tile that read it.
+/* cpu_attention.c: attn_sparse and attn_dense. A unit of work is a tile of rows of one sequence and
+ * one KV head: its pages are walked in ascending order, each decoded once for all rows of the tile
+ * that read it.
  *
- * Page partials are merged in ascending page order: one after the other where pages are chosen, and first within segments of
- * SEGMENT pages where all are read. A step of few units (decode) lets threads take (unit, segment) items instead, and merges
- * the segments' states afterwards: the same operations in the same order, so the same bits. */
+ * Page partials are merged in ascending page order: one after the other where pages are chosen, and
+ * first within segments of SEGMENT pages where all are read. A step of few units (decode) lets
+ * threads take (unit, segment) items instead, and merges the segments' states afterwards: the same
+ * operations in the same order, so the same bits. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 
-#define SEGMENT 16              /* pages whose partials are merged before they join the sum of a dense row */
-#define TILE_QUERIES 128        /* query heads of a tile: they share the decoding of a page */
+#define SEGMENT 16 /* pages whose partials are merged before they join the sum of a dense row */
+#define TILE_QUERIES 128 /* query heads of a tile: they share the decoding of a page */
 #define TILE_ROWS 32
-#define SPLIT_BYTES (32 << 20)  /* of states kept apart at a time */
+#define SPLIT_BYTES (32 << 20) /* of states kept apart at a time */
 
 typedef struct tile {
     int32_t i_seq, t, n;
@@ -25,19 +27,20 @@ typedef struct attn_run {
     const int16_t *blocks; /* [I, T, n_top_block]; NULL: every page */
     const uint8_t *is_bad; /* [T], or NULL */
     int32_t window;
-    int32_t group, dim;    /* query heads per KV head, head_dim */
+    int32_t group, dim; /* query heads per KV head, head_dim */
     int32_t tile_rows;
-    tile *tile;            /* [n_tile] */
+    tile *tile; /* [n_tile] */
     int32_t n_tile;
-    int32_t n_segment;     /* items of a unit when split, else 0 */
-    uint8_t *thread;       /* [n_thread, thread_bytes] */
+    int32_t n_segment; /* items of a unit when split, else 0 */
+    uint8_t *thread;   /* [n_thread, thread_bytes] */
     size_t thread_bytes;
-    uint8_t *split;        /* [n_tile * G * n_segment] states of tile_rows rows */
+    uint8_t *split; /* [n_tile * G * n_segment] states of tile_rows rows */
 } attn_run;
 
 /* Memory of one thread. */
 typedef struct work {
-    float *kt, *v, *tmp, *p, *part; /* [d, PAGE], [PAGE, d], [16, d], [group, PAGE], [min(group, 64), d] */
+    float *kt, *v, *tmp, *p, *part; /* [d, PAGE], [PAGE, d], [16, d], [group, PAGE], [min(group,
+                                       64), d] */
     float *q;                       /* [tile_rows, group, d] operands */
     float *total, *segment;         /* states of tile_rows rows */
 } work;
@@ -85,8 +88,8 @@ static void merge_states(const attn_run *a, float *into, float *from, int32_t n)
 static int64_t work_floats(const mm_op_shape *s)
 {
     const int64_t d = s->head_dim, group = s->n_head / s->n_kv_head, rows = rows_of_tile(s);
-    return 2 * d * MM_PAGE + 16 * d + group * MM_PAGE + mm_round_up(mm_min_i64(group, 64) * d, 16) + rows * group * d +
-           2 * state_floats(s, rows);
+    return 2 * d * MM_PAGE + 16 * d + group * MM_PAGE + mm_round_up(mm_min_i64(group, 64) * d, 16) +
+           rows * group * d + 2 * state_floats(s, rows);
 }
 
 static size_t work_bytes(const mm_op_shape *s)
@@ -122,34 +125,40 @@ static void read_query(const attn_run *a, const tile *tl, int32_t g, float *q)
     const mm_op_shape *s = a->r->s;
     const int64_t n = (int64_t)a->group * a->dim, width = (int64_t)s->n_head * a->dim;
     for (int32_t r = 0; r < tl->n; r++)
-        a->r->isa->math->to_f32(s->act, (const uint8_t *)a->q + ((tl->t + r) * width + g * n) * mm_cpu_act_size(s->act), n,
-                                q + r * n);
+        a->r->isa->math->to_f32(
+            s->act, (const uint8_t *)a->q + ((tl->t + r) * width + g * n) * mm_cpu_act_size(s->act),
+            n, q + r * n);
     a->r->isa->math->round_query(a->cache->k.format, false, q, tl->n * n);
 }
 
 /* Keys [0, n) of block b as operands. */
-static void read_page(const attn_run *a, const work *w, const tile *tl, int32_t g, int32_t b, int32_t n)
+static void read_page(const attn_run *a, const work *w, const tile *tl, int32_t g, int32_t b,
+                      int32_t n)
 {
     const int64_t page = mm_ref_page(a->seq, tl->i_seq, b);
     a->r->isa->math->cache_columns(&a->cache->k, page, g, n, w->kt, w->tmp);
     a->r->isa->math->cache_rows(&a->cache->v, page, g, n, w->v);
 }
 
-static void attend(const attn_run *a, const work *w, int32_t row, int32_t b, int32_t p, float *states)
+static void attend(const attn_run *a, const work *w, int32_t row, int32_t b, int32_t p,
+                   float *states)
 {
     const int32_t base = b * MM_PAGE;
     const int64_t first = a->window > 0 ? mm_max_i64(0, (int64_t)p - a->window + 1 - base) : 0;
     const mm_cpu_attn_state s = state_of(a, states, row);
-    a->r->isa->math->attend(a->cache->k.format, a->dim, a->group, w->q + (int64_t)row * a->group * a->dim, w->kt, w->v,
-                            (int32_t)first, (int32_t)mm_min_i64(MM_PAGE, p + 1 - base), &s, w->p, w->part);
+    a->r->isa->math->attend(a->cache->k.format, a->dim, a->group,
+                            w->q + (int64_t)row * a->group * a->dim, w->kt, w->v, (int32_t)first,
+                            (int32_t)mm_min_i64(MM_PAGE, p + 1 - base), &s, w->p, w->part);
 }
 
 /* Blocks [first, last) of every row of the tile that sees them. */
-static void walk_dense(const attn_run *a, const work *w, const tile *tl, int32_t g, int32_t first, int32_t last, float *states)
+static void walk_dense(const attn_run *a, const work *w, const tile *tl, int32_t g, int32_t first,
+                       int32_t last, float *states)
 {
     const int32_t *pos = a->seq->pos + tl->t;
     const int32_t end = pos[tl->n - 1] + 1;
-    const int32_t low = a->window > 0 ? (int32_t)mm_max_i64(0, (int64_t)pos[0] - a->window + 1) / MM_PAGE : 0;
+    const int32_t low =
+        a->window > 0 ? (int32_t)mm_max_i64(0, (int64_t)pos[0] - a->window + 1) / MM_PAGE : 0;
     for (int32_t b = first > low ? first : low; b < last && b * MM_PAGE < end; b++) {
         read_page(a, w, tl, g, b, (int32_t)mm_min_i64(MM_PAGE, end - b * MM_PAGE));
         for (int32_t r = 0; r < tl->n; r++) {
@@ -194,7 +203,8 @@ static void write_output(const attn_run *a, const tile *tl, int32_t g, float *st
         for (int64_t i = 0; i < n && a->is_bad != NULL && a->is_bad[tl->t + r] != 0; i++)
             x.acc[i] = NAN;
         a->r->isa->math->from_f32(s->act, x.acc, n,
-                                  (uint8_t *)a->o + ((tl->t + r) * width + g * n) * mm_cpu_act_size(s->act));
+                                  (uint8_t *)a->o +
+                                      ((tl->t + r) * width + g * n) * mm_cpu_act_size(s->act));
     }
 }
 
@@ -253,7 +263,8 @@ static void run_segments(void *ctx, int64_t begin, int64_t end, int i_thread)
             if (b < 0 || b > pos[r] / MM_PAGE)
                 continue;
             if (b != decoded)
-                read_page(a, &w, tl, g, b, (int32_t)mm_min_i64(MM_PAGE, pos[tl->n - 1] + 1 - b * MM_PAGE));
+                read_page(a, &w, tl, g, b,
+                          (int32_t)mm_min_i64(MM_PAGE, pos[tl->n - 1] + 1 - b * MM_PAGE));
             decoded = b;
             attend(a, &w, r, b, pos[r], states);
         }
@@ -302,9 +313,12 @@ static mm_status run(attn_run *a)
         }
     }
     const int64_t n_unit = (int64_t)a->n_tile * s->n_kv_head, n_block = max_pos / MM_PAGE + 1;
-    const int64_t n_segment = a->blocks != NULL ? mm_min_i64(n_block, s->n_top_block) : mm_ceil_div(n_block, SEGMENT);
-    const size_t split_bytes = sizeof(float) * (size_t)(n_unit * n_segment * state_floats(s, a->tile_rows));
-    if (r->n_thread > 1 && n_segment > 1 && n_unit < 2 * (int64_t)r->n_thread && split_bytes <= SPLIT_BYTES) {
+    const int64_t n_segment =
+        a->blocks != NULL ? mm_min_i64(n_block, s->n_top_block) : mm_ceil_div(n_block, SEGMENT);
+    const size_t split_bytes =
+        sizeof(float) * (size_t)(n_unit * n_segment * state_floats(s, a->tile_rows));
+    if (r->n_thread > 1 && n_segment > 1 && n_unit < 2 * (int64_t)r->n_thread &&
+        split_bytes <= SPLIT_BYTES) {
         a->n_segment = (int32_t)n_segment;
         MM_TRY(mm_cpu_scratch(r, split_bytes, &p));
         a->split = p;
@@ -319,12 +333,15 @@ static mm_status run(attn_run *a)
 size_t mm_cpu_attention_scratch(const mm_op_shape *s, int32_t n_thread)
 {
     const size_t rows = (size_t)s->max_rows;
-    const size_t own = mm_arena_size(sizeof(tile) * (size_t)max_tiles(s, s->max_rows, s->max_seqs)) +
-                       mm_arena_size(work_bytes(s) * (size_t)n_thread) + SPLIT_BYTES;
+    const size_t own =
+        mm_arena_size(sizeof(tile) * (size_t)max_tiles(s, s->max_rows, s->max_seqs)) +
+        mm_arena_size(work_bytes(s) * (size_t)n_thread) + SPLIT_BYTES;
     if (s->n_index_head == 0)
         return own;
-    const size_t blocks = mm_arena_size(sizeof(int16_t) * rows * (size_t)s->n_index_head * (size_t)s->n_top_block);
-    const size_t index = mm_cpu_index_scratch(s, n_thread); /* given back before the rest is taken */
+    const size_t blocks =
+        mm_arena_size(sizeof(int16_t) * rows * (size_t)s->n_index_head * (size_t)s->n_top_block);
+    /* given back before the rest is taken */
+    const size_t index = mm_cpu_index_scratch(s, n_thread);
     return blocks + mm_arena_size(rows) + (own > index ? own : index);
 }
 
@@ -345,11 +362,13 @@ static void count_blocks(const attn_run *a, int64_t *n_read)
     }
 }
 
-mm_status mm_cpu_attn_sparse(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_sparse_args *a)
+mm_status mm_cpu_attn_sparse(const mm_op_context *c, const mm_seq_view *seq,
+                             const mm_attn_sparse_args *a)
 {
     const mm_cpu_run r = mm_cpu_start(c);
     const mm_op_shape *s = r.s;
-    attn_run x = {.r = &r, .seq = seq, .cache = a->cache, .q = a->q, .o = a->o, .blocks = a->blocks};
+    attn_run x = {
+        .r = &r, .seq = seq, .cache = a->cache, .q = a->q, .o = a->o, .blocks = a->blocks};
     if (a->force && a->blocks == NULL)
         return MM_FAIL(MM_E_INVALID, "attn_sparse: forced blocks are missing");
     if (!a->force) {
@@ -368,11 +387,13 @@ mm_status mm_cpu_attn_sparse(const mm_op_context *c, const mm_seq_view *seq, con
     return MM_OK;
 }
 
-mm_status mm_cpu_attn_dense(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_dense_args *a)
+mm_status mm_cpu_attn_dense(const mm_op_context *c, const mm_seq_view *seq,
+                            const mm_attn_dense_args *a)
 {
     if (a->extra_k != NULL) /* draft blocks: a handful of rows */
         return mm_ref_attn_dense(c, seq, a);
     const mm_cpu_run r = mm_cpu_start(c);
-    attn_run x = {.r = &r, .seq = seq, .cache = a->cache, .q = a->q, .o = a->o, .window = a->window};
+    attn_run x = {
+        .r = &r, .seq = seq, .cache = a->cache, .q = a->q, .o = a->o, .window = a->window};
     return run(&x);
 }

@@ -1,5 +1,5 @@
-/* cpu_attn_in.c: the projections of a chunk of rows as one parallel loop, then row by row the norm and rotation of each head
- * and the rows that go into the pages. */
+/* cpu_attn_in.c: the projections of a chunk of rows as one parallel loop, then row by row the norm
+ * and rotation of each head and the rows that go into the pages. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 
@@ -63,14 +63,16 @@ static void finish_rows(void *ctx, int64_t begin, int64_t end, int i_thread)
 
 static mm_status check(const mm_cpu_run *r, const projection *p)
 {
-    static const char *const name[N_PROJECTION] = {"q_proj", "k_proj", "v_proj", "index_q_proj", "index_k_proj"};
+    static const char *const name[N_PROJECTION] = {"q_proj", "k_proj", "v_proj", "index_q_proj",
+                                                   "index_k_proj"};
     for (int j = 0; j < N_PROJECTION; j++) {
         if (p[j].w == NULL)
             continue;
         MM_TRY(mm_cpu_check_weight(p[j].w, name[j]));
         if (p[j].w->n_out != (int64_t)p[j].n_head * p[j].dim || p[j].w->n_in != r->s->d_model)
             return MM_FAIL(MM_E_SHAPE, "cpu: weight %s is [%lld, %lld], not [%d * %d, %d]", name[j],
-                           (long long)p[j].w->n_out, (long long)p[j].w->n_in, p[j].n_head, p[j].dim, r->s->d_model);
+                           (long long)p[j].w->n_out, (long long)p[j].w->n_in, p[j].n_head, p[j].dim,
+                           r->s->d_model);
     }
     return MM_OK;
 }
@@ -85,8 +87,10 @@ mm_status mm_cpu_attn_in(const mm_op_context *c, const mm_seq_view *seq, const m
         return MM_FAIL(MM_E_INVALID, "attn_in: k_out and v_out must both be given or both be NULL");
     const bool want_query = a->q != NULL, want_index = want_query && a->iq != NULL;
     projection p[N_PROJECTION] = {
-        [K] = {&w->k, w->k_norm, s->n_kv_head, s->head_dim, to_pages ? &a->cache->k : NULL, a->k_out, NULL},
-        [V] = {&w->v, NULL, s->n_kv_head, s->head_dim, to_pages ? &a->cache->v : NULL, a->v_out, NULL},
+        [K] = {&w->k, w->k_norm, s->n_kv_head, s->head_dim, to_pages ? &a->cache->k : NULL,
+               a->k_out, NULL},
+        [V] = {&w->v, NULL, s->n_kv_head, s->head_dim, to_pages ? &a->cache->v : NULL, a->v_out,
+               NULL},
     };
     if (want_query)
         p[Q] = (projection){&w->q, w->q_norm, s->n_head, s->head_dim, NULL, a->q, NULL};
@@ -126,8 +130,10 @@ size_t mm_cpu_attn_in_scratch(const mm_op_shape *s, int32_t n_thread)
     const size_t n = (size_t)mm_min_i64(MM_CPU_CHUNK, s->max_rows);
     const size_t width[N_PROJECTION] = {
         (size_t)s->n_head * (size_t)s->head_dim, (size_t)s->n_kv_head * (size_t)s->head_dim,
-        (size_t)s->n_kv_head * (size_t)s->head_dim, (size_t)s->n_index_head * (size_t)s->index_dim, (size_t)s->index_dim};
-    size_t total = mm_cpu_prepare_scratch((int64_t)n, s->d_model, 4) + mm_cpu_linear_scratch(s->d_model, n_thread);
+        (size_t)s->n_kv_head * (size_t)s->head_dim, (size_t)s->n_index_head * (size_t)s->index_dim,
+        (size_t)s->index_dim};
+    size_t total = mm_cpu_prepare_scratch((int64_t)n, s->d_model, 4) +
+                   mm_cpu_linear_scratch(s->d_model, n_thread);
     for (int j = 0; j < N_PROJECTION; j++)
         total += mm_arena_size(sizeof(float) * n * width[j]);
     return total;

@@ -11,7 +11,8 @@ typedef struct route_run {
 
 static bool comes_before(const float *p, const float *bias, int32_t a, int32_t b)
 {
-    const float x = p[a] + (bias != NULL ? bias[a] : 0.0f), y = p[b] + (bias != NULL ? bias[b] : 0.0f);
+    const float x = p[a] + (bias != NULL ? bias[a] : 0.0f),
+                y = p[b] + (bias != NULL ? bias[b] : 0.0f);
     return x > y || (x == y && a < b);
 }
 
@@ -64,8 +65,12 @@ static mm_status route(const mm_cpu_run *r, const mm_attn_out_args *a, int64_t t
 {
     const mm_op_shape *s = r->s;
     const int64_t d = s->d_model;
-    const mm_weight gate = {.format = MM_WEIGHT_F32, .n_out = s->n_expert, .n_in = d, .data = a->gate,
-                            .data_stride = d * (int64_t)sizeof(float), .global_scale = 1.0f};
+    const mm_weight gate = {.format = MM_WEIGHT_F32,
+                            .n_out = s->n_expert,
+                            .n_in = d,
+                            .data = a->gate,
+                            .data_stride = d * (int64_t)sizeof(float),
+                            .global_scale = 1.0f};
     mm_cpu_rows rows = {.x = a->h, .first = t, .n = n, .k = d};
     route_run x = {r, a, t, NULL};
     MM_TRY(mm_cpu_prepare(r, &rows, MM_CPU_F32));
@@ -83,8 +88,9 @@ mm_status mm_cpu_attn_out(const mm_op_context *c, const mm_seq_view *seq, const 
     const int64_t d = s->d_model, act_size = mm_cpu_act_size(s->act);
     MM_TRY(mm_cpu_check_weight(a->wo, "o_proj"));
     if (a->wo->n_out != d || a->wo->n_in != (int64_t)s->n_head * s->head_dim)
-        return MM_FAIL(MM_E_SHAPE, "cpu: weight o_proj is [%lld, %lld], not [%lld, %d * %d]", (long long)a->wo->n_out,
-                       (long long)a->wo->n_in, (long long)d, s->n_head, s->head_dim);
+        return MM_FAIL(MM_E_SHAPE, "cpu: weight o_proj is [%lld, %lld], not [%lld, %d * %d]",
+                       (long long)a->wo->n_out, (long long)a->wo->n_in, (long long)d, s->n_head,
+                       s->head_dim);
     const mm_cpu_kind kind = mm_cpu_kind_of(r.isa, a->wo->format, s->act);
     for (int64_t t = 0; t < seq->n_row; t += MM_CPU_CHUNK) {
         const int64_t n = mm_min_i64(MM_CPU_CHUNK, seq->n_row - t);
@@ -105,8 +111,10 @@ mm_status mm_cpu_attn_out(const mm_op_context *c, const mm_seq_view *seq, const 
 
 size_t mm_cpu_attn_out_scratch(const mm_op_shape *s, int32_t n_thread)
 {
-    const int64_t n = mm_min_i64(MM_CPU_CHUNK, s->max_rows), d = s->d_model, width = (int64_t)s->n_head * s->head_dim;
+    const int64_t n = mm_min_i64(MM_CPU_CHUNK, s->max_rows), d = s->d_model,
+                  width = (int64_t)s->n_head * s->head_dim;
     return mm_arena_size(sizeof(float) * (size_t)(n * d)) + mm_cpu_prepare_scratch(n, width, 1) +
-           mm_cpu_prepare_scratch(n, d, 1) + mm_arena_size(sizeof(float) * (size_t)(n * s->n_expert)) +
+           mm_cpu_prepare_scratch(n, d, 1) +
+           mm_arena_size(sizeof(float) * (size_t)(n * s->n_expert)) +
            mm_cpu_branch_end_scratch(s, n) + mm_cpu_linear_scratch(mm_max_i64(width, d), n_thread);
 }

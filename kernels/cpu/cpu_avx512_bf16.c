@@ -1,12 +1,14 @@
-/* cpu_avx512_bf16.c: y = x W^T for bf16 activations with VDPBF16PS (AVX-512 BF16 + VBMI): two exact bf16 products per lane
- * and instruction, summed in f32. Every code of the checkpoint's formats is exact in bf16; the block scale enters the lane's
- * sum after its group, as in cpu_kernels_linear.h. VDPBF16PS treats subnormals as zero, in x, in W and in sums: below
- * 2^-126, far under what a result can show. Used for one row and for many, so that both give the same bits.
+/* cpu_avx512_bf16.c: y = x W^T for bf16 activations with VDPBF16PS (AVX-512 BF16 + VBMI): two exact
+ * bf16 products per lane and instruction, summed in f32. Every code of the checkpoint's formats is
+ * exact in bf16; the block scale enters the lane's sum after its group, as in cpu_kernels_linear.h.
+ * VDPBF16PS treats subnormals as zero, in x, in W and in sums: below 2^-126, far under what a
+ * result can show. Used for one row and for many, so that both give the same bits.
  *
  * Lanes are pairs of elements of K:
  *   BF16   32 elements per vector as they lie
  *   MXFP8  64 elements: vector 0 = bytes 0..7 of each 128-bit lane widened, vector 1 = bytes 8..15
- *   NVFP4  128 elements: vector j = nibble j of each 16-bit word = elements 4 word + j; block of 16 = a pair of lanes */
+ *   NVFP4  128 elements: vector j = nibble j of each 16-bit word = elements 4 word + j; block of 16
+ * = a pair of lanes */
 #include "kernels/cpu/cpu.h"
 
 #if defined(__x86_64__)
@@ -14,8 +16,9 @@
 
 #undef SIMD_TARGET
 #undef SIMD
-#define SIMD_TARGET                                                                                                    \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")))
+#define SIMD_TARGET                                                                                \
+    __attribute__((                                                                                \
+        target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")))
 #define SIMD static inline __attribute__((always_inline)) SIMD_TARGET
 
 #define TILE_M 4
@@ -29,31 +32,34 @@ SIMD vf dot(vf acc, vi a, vi b)
 /* ---------------------------------------------------------------- decoding: codes -> bf16 pairs */
 
 /* high and low byte of bf16(e4m3) of the 128 codes without a sign */
-#define E4M3_BITS(c)                                                                                                   \
-    ((c) == 127 ? 0x7FC0                                                                                               \
-     : (c) >= 8 ? ((c) << 4) + (120 << 7)                                                                              \
-     : (c) >= 4 ? ((((c)-4) * 32) + (120 << 7))                                                                        \
-     : (c) >= 2 ? ((((c)-2) * 64) + (119 << 7))                                                                        \
-     : (c) == 1 ? (118 << 7)                                                                                           \
+#define E4M3_BITS(c)                                                                               \
+    ((c) == 127 ? 0x7FC0                                                                           \
+     : (c) >= 8 ? ((c) << 4) + (120 << 7)                                                          \
+     : (c) >= 4 ? ((((c) - 4) * 32) + (120 << 7))                                                  \
+     : (c) >= 2 ? ((((c) - 2) * 64) + (119 << 7))                                                  \
+     : (c) == 1 ? (118 << 7)                                                                       \
                 : 0)
-#define E4M3_8(f, c) f(c), f((c) + 1), f((c) + 2), f((c) + 3), f((c) + 4), f((c) + 5), f((c) + 6), f((c) + 7)
-#define E4M3_64(f, c)                                                                                                  \
-    E4M3_8(f, c), E4M3_8(f, (c) + 8), E4M3_8(f, (c) + 16), E4M3_8(f, (c) + 24), E4M3_8(f, (c) + 32),                   \
-        E4M3_8(f, (c) + 40), E4M3_8(f, (c) + 48), E4M3_8(f, (c) + 56)
+#define E4M3_8(f, c)                                                                               \
+    f(c), f((c) + 1), f((c) + 2), f((c) + 3), f((c) + 4), f((c) + 5), f((c) + 6), f((c) + 7)
+#define E4M3_64(f, c)                                                                              \
+    E4M3_8(f, c), E4M3_8(f, (c) + 8), E4M3_8(f, (c) + 16), E4M3_8(f, (c) + 24),                    \
+        E4M3_8(f, (c) + 32), E4M3_8(f, (c) + 40), E4M3_8(f, (c) + 48), E4M3_8(f, (c) + 56)
 #define E4M3_HIGH(c) (uint8_t)(E4M3_BITS(c) >> 8)
 #define E4M3_LOW(c) (uint8_t)(E4M3_BITS(c) & 255)
 static const uint8_t e4m3_high[128] = {E4M3_64(E4M3_HIGH, 0), E4M3_64(E4M3_HIGH, 64)};
 static const uint8_t e4m3_low[128] = {E4M3_64(E4M3_LOW, 0), E4M3_64(E4M3_LOW, 64)};
 static const uint16_t e2m1_bf16[32] = {
-    0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,
-    0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,
+    0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80,
+    0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
+    0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,
 }; /* twice: the look-up takes 5 bits, of which the upper one belongs to the next code */
 
 SIMD void decode_mxfp8(vi code, vi *v)
 {
     const vi high_abs = _mm512_permutex2var_epi8(vi_load(e4m3_high), code, vi_load(e4m3_high + 64));
     const vi low = _mm512_permutex2var_epi8(vi_load(e4m3_low), code, vi_load(e4m3_low + 64));
-    const vi high = _mm512_ternarylogic_epi32(high_abs, code, vi_set1((int32_t)0x80808080), 0xF8); /* | sign */
+    const vi high =
+        _mm512_ternarylogic_epi32(high_abs, code, vi_set1((int32_t)0x80808080), 0xF8); /* | sign */
     v[0] = _mm512_unpacklo_epi8(low, high);
     v[1] = _mm512_unpackhi_epi8(low, high);
 }
@@ -73,7 +79,8 @@ SIMD vf scales16(__m128i code)
     const __m256i w = _mm256_slli_epi16(_mm256_cvtepu8_epi16(code), 8);
     const __m256i h = _mm256_and_si256(_mm256_srai_epi16(w, 1), _mm256_set1_epi16((int16_t)0xBFFF));
     const vf v = _mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256.0f));
-    const __mmask16 is_nan = _mm_cmpeq_epi8_mask(_mm_and_si128(code, _mm_set1_epi8(0x7F)), _mm_set1_epi8(0x7F));
+    const __mmask16 is_nan =
+        _mm_cmpeq_epi8_mask(_mm_and_si128(code, _mm_set1_epi8(0x7F)), _mm_set1_epi8(0x7F));
     return _mm512_mask_mov_ps(v, is_nan, _mm512_set1_ps(NAN));
 }
 
@@ -86,6 +93,7 @@ SIMD vf nvfp4_scales(const uint8_t *scale, int64_t k, int64_t n_in) /* k a multi
 
 SIMD vf mxfp8_scale(const uint8_t *scale, int64_t k, int64_t n_in)
 {
+    MM_ASSERT(scale != NULL);
     const uint32_t *bits = mm_cpu_e8m0_bits;
     return vf_halves(mm_f32_from_bits(bits[scale[k / 32]]),
                      k + 32 < n_in ? mm_f32_from_bits(bits[scale[k / 32 + 1]]) : 0.0f);
@@ -141,7 +149,8 @@ SIMD float row_mxfp8(const mm_weight *w, int64_t row, const uint16_t *x)
         acc = group_mxfp8(vi_load(p), mxfp8_scale(scale, k, k_in), x + k, acc);
     }
     if (whole < k_in)
-        acc = group_mxfp8(vi_load_bytes(p, (int)(k_in - whole)), mxfp8_scale(scale, whole, k_in), x + whole, acc);
+        acc = group_mxfp8(vi_load_bytes(p, (int)(k_in - whole)), mxfp8_scale(scale, whole, k_in),
+                          x + whole, acc);
     return vf_sum(acc);
 }
 
@@ -160,15 +169,19 @@ SIMD float row_nvfp4(const mm_weight *w, int64_t row, const uint16_t *x)
     if (whole < k_in) {
         const vf s = nvfp4_scales(scale, whole, k_in);
         const int n_byte = (int)(k_in - whole) / 2;
-        acc = group_nvfp4(vi_load_bytes(p, n_byte < 64 ? n_byte : 64), vf_pairs_low(s), x + whole, acc);
+        acc = group_nvfp4(vi_load_bytes(p, n_byte < 64 ? n_byte : 64), vf_pairs_low(s), x + whole,
+                          acc);
         if (n_byte > 64)
-            acc = group_nvfp4(vi_load_bytes(p + 64, n_byte - 64), vf_pairs_high(s), x + whole + 128, acc);
+            acc = group_nvfp4(vi_load_bytes(p + 64, n_byte - 64), vf_pairs_high(s), x + whole + 128,
+                              acc);
     }
     return vf_sum(acc);
 }
 
-/* One row of W after the other: memory is read as one stream, which is faster than several side by side. */
-SIMD_TARGET static void bf16_gemv(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, const void *x, float *y)
+/* One row of W after the other: memory is read as one stream, which is faster than several side by
+ * side. */
+SIMD_TARGET static void bf16_gemv(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n,
+                                  const void *x, float *y)
 {
     switch (kind) {
     case MM_CPU_BF16_DOT:
@@ -188,7 +201,8 @@ SIMD_TARGET static void bf16_gemv(mm_cpu_kind kind, const mm_weight *w, int64_t 
     }
 }
 
-/* ---------------------------------------------------------------- panels: 64-byte vectors, then the group's 16 scales */
+/* ---------------------------------------------------------------- panels: 64-byte vectors, then
+ * the group's 16 scales */
 
 SIMD_TARGET static void panel_row(mm_cpu_kind kind, const mm_weight *w, int64_t row, uint8_t *out)
 {
@@ -200,7 +214,8 @@ SIMD_TARGET static void panel_row(mm_cpu_kind kind, const mm_weight *w, int64_t 
     } else if (kind == MM_CPU_MXFP8_DOT) {
         for (int64_t k = 0; k < k_in; k += 64, out += 3 * 64) {
             vi v[2];
-            decode_mxfp8(k + 64 <= k_in ? vi_load(data + k) : vi_load_bytes(data + k, (int)(k_in - k)), v);
+            decode_mxfp8(
+                k + 64 <= k_in ? vi_load(data + k) : vi_load_bytes(data + k, (int)(k_in - k)), v);
             _mm512_storeu_si512(out, v[0]);
             _mm512_storeu_si512(out + 64, v[1]);
             vf_store((float *)(void *)(out + 128), mxfp8_scale(scale, k, k_in));
@@ -208,16 +223,20 @@ SIMD_TARGET static void panel_row(mm_cpu_kind kind, const mm_weight *w, int64_t 
     } else {
         for (int64_t k = 0; k < k_in; k += 128, out += 5 * 64) {
             vi v[4];
-            decode_nvfp4(k + 128 <= k_in ? vi_load(data + k / 2) : vi_load_bytes(data + k / 2, (int)(k_in - k) / 2), v);
+            decode_nvfp4(k + 128 <= k_in ? vi_load(data + k / 2)
+                                         : vi_load_bytes(data + k / 2, (int)(k_in - k) / 2),
+                         v);
             const vf s = nvfp4_scales(scale, k / 256 * 256, k_in);
             for (int j = 0; j < 4; j++)
                 _mm512_storeu_si512(out + 64 * j, v[j]);
-            vf_store((float *)(void *)(out + 256), k % 256 == 0 ? vf_pairs_low(s) : vf_pairs_high(s));
+            vf_store((float *)(void *)(out + 256),
+                     k % 256 == 0 ? vf_pairs_low(s) : vf_pairs_high(s));
         }
     }
 }
 
-SIMD_TARGET static void bf16_panel(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, void *panel)
+SIMD_TARGET static void bf16_panel(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n,
+                                   void *panel)
 {
     if (kind < MM_CPU_BF16_DOT) {
         mm_cpu_linear_avx512.panel(kind, w, first, n, panel);
@@ -229,8 +248,8 @@ SIMD_TARGET static void bf16_panel(mm_cpu_kind kind, const mm_weight *w, int64_t
 }
 
 /* As tile_sums of cpu_kernels_linear.h; strides in bytes. */
-SIMD void tile_sums(int size, int m, int n, const uint8_t *panel, int64_t stride, int64_t n_group, const uint8_t *const *x,
-                    vf *acc)
+SIMD void tile_sums(int size, int m, int n, const uint8_t *panel, int64_t stride, int64_t n_group,
+                    const uint8_t *const *x, vf *acc)
 {
     for (int i = 0; i < m * n; i++)
         acc[i] = vf_zero();
@@ -265,8 +284,8 @@ SIMD void tile_sums(int size, int m, int n, const uint8_t *panel, int64_t stride
     }
 }
 
-SIMD void tile_one(int size, int m, int n, const uint8_t *panel, int64_t stride, int64_t n_group, const uint8_t *const *x,
-                   float global_scale, float *y, int64_t y_stride)
+SIMD void tile_one(int size, int m, int n, const uint8_t *panel, int64_t stride, int64_t n_group,
+                   const uint8_t *const *x, float global_scale, float *y, int64_t y_stride)
 {
     vf acc[TILE_M * TILE_N];
     tile_sums(size, m, n, panel, stride, n_group, x, acc);
@@ -283,8 +302,8 @@ SIMD void tile_one(int size, int m, int n, const uint8_t *panel, int64_t stride,
     }
 }
 
-SIMD void tile_all(int size, const uint8_t *panel, int64_t n, int64_t stride, int64_t n_group, const void *const *x, int64_t m,
-                   float global_scale, float *y, int64_t y_stride)
+SIMD void tile_all(int size, const uint8_t *panel, int64_t n, int64_t stride, int64_t n_group,
+                   const void *const *x, int64_t m, float global_scale, float *y, int64_t y_stride)
 {
     for (int64_t r = 0; r < m;) {
         const int64_t left = m - r;
@@ -314,8 +333,9 @@ SIMD void tile_all(int size, const uint8_t *panel, int64_t n, int64_t stride, in
     }
 }
 
-SIMD_TARGET static void bf16_tile(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k, const void *const *x, int64_t m,
-                                  float global_scale, float *y, int64_t y_stride)
+SIMD_TARGET static void bf16_tile(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k,
+                                  const void *const *x, int64_t m, float global_scale, float *y,
+                                  int64_t y_stride)
 {
     const int64_t stride = (int64_t)mm_cpu_panel_bytes(kind, k);
     switch (kind) {
@@ -335,14 +355,22 @@ SIMD_TARGET static void bf16_tile(mm_cpu_kind kind, const void *panel, int64_t n
 
 /* ---------------------------------------------------------------- rows of x */
 
-/* Element that stands at place i of a group of the kind. */
-static int64_t element_at(mm_cpu_kind kind, int64_t i)
+/* The elements of one PAD = 128 in the kind's order. */
+static void reorder128(mm_cpu_kind kind, const uint16_t *x, uint16_t *out)
 {
-    if (kind == MM_CPU_NVFP4_DOT) /* vector i / 32, word i % 32 */
-        return i / 128 * 128 + 4 * (i % 32) + i % 128 / 32;
-    if (kind == MM_CPU_MXFP8_DOT) /* 8 words per 128-bit lane; vector 1 holds the upper halves */
-        return i / 64 * 64 + 16 * (i % 32 / 8) + 8 * (i % 64 / 32) + i % 8;
-    return i;
+    if (kind == MM_CPU_NVFP4_DOT) { /* vector j, word w: element 4 w + j */
+        for (int w = 0; w < 32; w++) {
+            for (int j = 0; j < 4; j++)
+                out[32 * j + w] = x[4 * w + j];
+        }
+    } else if (kind == MM_CPU_MXFP8_DOT) { /* vector v holds the v-th half of every 16 elements */
+        for (int g = 0; g < 128; g += 64) {
+            for (int i = 0; i < 8; i++)
+                memcpy(out + g + 32 * (i & 1) + 8 * (i >> 1), x + g + 8 * i, 8 * sizeof *x);
+        }
+    } else {
+        memcpy(out, x, 128 * sizeof *x);
+    }
 }
 
 static void bf16_prepare(mm_cpu_kind kind, mm_dtype act, const void *src, int64_t k, void *dst)
@@ -354,10 +382,13 @@ static void bf16_prepare(mm_cpu_kind kind, mm_dtype act, const void *src, int64_
     MM_ASSERT(act == MM_DTYPE_BF16);
     const uint16_t *x = src;
     uint16_t *out = dst;
-    const int64_t n = mm_round_up(k, MM_CPU_PAD);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t e = element_at(kind, i);
-        out[i] = e < k ? x[e] : 0;
+    int64_t i = 0;
+    for (; i + MM_CPU_PAD <= k; i += MM_CPU_PAD)
+        reorder128(kind, x + i, out + i);
+    if (i < k) {
+        uint16_t whole[MM_CPU_PAD] = {0};
+        memcpy(whole, x + i, (size_t)(k - i) * sizeof *x);
+        reorder128(kind, whole, out + i);
     }
 }
 

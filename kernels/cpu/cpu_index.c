@@ -1,5 +1,6 @@
-/* cpu_index.c: block scores from index queries and index keys, and the choice of blocks. Up to ROWS rows of a sequence take
- * one pass over its index keys: blocks are the parallel loop, a page is decoded once for all of them. */
+/* cpu_index.c: block scores from index queries and index keys, and the choice of blocks. Up to ROWS
+ * rows of a sequence take one pass over its index keys: blocks are the parallel loop, a page is
+ * decoded once for all of them. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 
@@ -9,13 +10,13 @@ typedef struct index_run {
     const mm_cpu_run *r;
     const mm_seq_view *seq;
     const mm_plane *ik;
-    int32_t i_seq, t, n; /* rows t .. t + n - 1 of sequence i_seq */
-    int32_t n_block;     /* complete blocks before the last row's own */
-    float *iq;           /* [n, I, di] operands */
-    float *score;        /* [n, I, n_block] */
+    int32_t i_seq, t, n;        /* rows t .. t + n - 1 of sequence i_seq */
+    int32_t n_block;            /* complete blocks before the last row's own */
+    float *iq;                  /* [n, I, di] operands */
+    float *score;               /* [n, I, n_block] */
     float *kt, *tmp, *p, *best; /* per thread: [di, PAGE], [16, di], [ROWS * I, PAGE], [ROWS * I] */
-    int16_t *blocks;     /* [I, T, n_top_block] of the step */
-    uint8_t *is_bad;     /* [T] */
+    int16_t *blocks;            /* [I, T, n_top_block] of the step */
+    uint8_t *is_bad;            /* [T] */
 } index_run;
 
 static void score_blocks(void *ctx, int64_t begin, int64_t end, int i_thread)
@@ -24,8 +25,10 @@ static void score_blocks(void *ctx, int64_t begin, int64_t end, int i_thread)
     const mm_op_shape *s = x->r->s;
     const mm_cpu_math_kernels *m = x->r->isa->math;
     const int32_t n_head = s->n_index_head, dim = s->index_dim;
-    float *kt = x->kt + (int64_t)i_thread * dim * MM_PAGE, *tmp = x->tmp + (int64_t)i_thread * 16 * dim;
-    float *p = x->p + (int64_t)i_thread * ROWS * n_head * MM_PAGE, *best = x->best + (int64_t)i_thread * ROWS * n_head;
+    float *kt = x->kt + (int64_t)i_thread * dim * MM_PAGE,
+          *tmp = x->tmp + (int64_t)i_thread * 16 * dim;
+    float *p = x->p + (int64_t)i_thread * ROWS * n_head * MM_PAGE,
+          *best = x->best + (int64_t)i_thread * ROWS * n_head;
     for (int64_t b = begin; b < end; b++) {
         int32_t first = 0; /* rows whose own block lies behind b, and who must choose at all */
         while (first < x->n && (x->seq->pos[x->t + first] / MM_PAGE <= b ||
@@ -77,14 +80,15 @@ static mm_status open_run(const mm_cpu_run *r, index_run *x)
 
 size_t mm_cpu_index_scratch(const mm_op_shape *s, int32_t n_thread)
 {
-    const size_t f = sizeof(float), n_query = ROWS * (size_t)s->n_index_head, n = (size_t)n_thread, d = (size_t)s->index_dim;
+    const size_t f = sizeof(float), n_query = ROWS * (size_t)s->n_index_head, n = (size_t)n_thread,
+                 d = (size_t)s->index_dim;
     return mm_arena_size(f * n_query * d) + mm_arena_size(f * n_query * (size_t)max_blocks(s)) +
-           mm_arena_size(f * n * d * MM_PAGE) + mm_arena_size(f * n * 16 * d) + mm_arena_size(f * n * n_query * MM_PAGE) +
-           mm_arena_size(f * n * n_query);
+           mm_arena_size(f * n * d * MM_PAGE) + mm_arena_size(f * n * 16 * d) +
+           mm_arena_size(f * n * n_query * MM_PAGE) + mm_arena_size(f * n * n_query);
 }
 
-mm_status mm_cpu_choose_blocks(const mm_cpu_run *r, const mm_seq_view *seq, const mm_plane *ik, const void *iq,
-                               int16_t *blocks, uint8_t *is_bad)
+mm_status mm_cpu_choose_blocks(const mm_cpu_run *r, const mm_seq_view *seq, const mm_plane *ik,
+                               const void *iq, int16_t *blocks, uint8_t *is_bad)
 {
     const mm_op_shape *s = r->s;
     const int64_t width = (int64_t)s->n_index_head * s->index_dim;
@@ -97,7 +101,9 @@ mm_status mm_cpu_choose_blocks(const mm_cpu_run *r, const mm_seq_view *seq, cons
             x.n = (int32_t)mm_min_i64(ROWS, end - x.t);
             x.n_block = seq->pos[x.t + x.n - 1] / MM_PAGE;
             if (x.n_block + 1 > s->n_top_block) {
-                r->isa->math->to_f32(s->act, (const uint8_t *)iq + x.t * width * mm_cpu_act_size(s->act), x.n * width, x.iq);
+                r->isa->math->to_f32(s->act,
+                                     (const uint8_t *)iq + x.t * width * mm_cpu_act_size(s->act),
+                                     x.n * width, x.iq);
                 r->isa->math->round_query(ik->format, true, x.iq, x.n * width);
                 mm_pool_run(r->pool, x.n_block, 1, score_blocks, &x);
             }

@@ -1,15 +1,15 @@
 /* cpu_kernels_attn.h: attention over one page, and block scores, over the vector of a tier.
  *
- * Lanes are keys for q k^T (keys transposed to [dim, 128]) and dims for P v; every output is one chain of fused adds, over
- * dims or over keys in ascending order. The multiplication is therefore one small matrix product, whose tiles do not show in
- * the bits. */
+ * Lanes are keys for q k^T (keys transposed to [dim, 128]) and dims for P v; every output is one
+ * chain of fused adds, over dims or over keys in ascending order. The multiplication is therefore
+ * one small matrix product, whose tiles do not show in the bits. */
 #ifndef MM_CPU_KERNELS_ATTN_H
 #define MM_CPU_KERNELS_ATTN_H
 #include "kernels/cpu/cpu_kernels_math.h"
 
 /* c[r][16 v ..] = sum over i of a[r][i] * b[i][16 v ..], r < m, v < n: m, n compile-time. */
-SIMD void product_tile(int m, int n, int64_t depth, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
-                       float *c, int64_t c_stride)
+SIMD void product_tile(int m, int n, int64_t depth, const float *a, int64_t a_stride,
+                       const float *b, int64_t b_stride, float *c, int64_t c_stride)
 {
     vf acc[SIMD_TILE_M * SIMD_TILE_N];
     for (int i = 0; i < m * n; i++)
@@ -31,8 +31,9 @@ SIMD void product_tile(int m, int n, int64_t depth, const float *a, int64_t a_st
 }
 
 /* c [m, n] = a [m, depth] b [depth, n], n a multiple of 16. */
-SIMD_TARGET static void product(int64_t m, int64_t n, int64_t depth, const float *a, int64_t a_stride, const float *b,
-                                int64_t b_stride, float *c, int64_t c_stride)
+SIMD_TARGET static void product(int64_t m, int64_t n, int64_t depth, const float *a,
+                                int64_t a_stride, const float *b, int64_t b_stride, float *c,
+                                int64_t c_stride)
 {
     for (int64_t v = 0; v < n;) {
         const bool is_wide = v + 16 * SIMD_TILE_N <= n;
@@ -41,7 +42,8 @@ SIMD_TARGET static void product(int64_t m, int64_t n, int64_t depth, const float
             const float *x = a + r * a_stride;
             float *out = c + r * c_stride + v;
             if (is_tall && is_wide)
-                product_tile(SIMD_TILE_M, SIMD_TILE_N, depth, x, a_stride, b + v, b_stride, out, c_stride);
+                product_tile(SIMD_TILE_M, SIMD_TILE_N, depth, x, a_stride, b + v, b_stride, out,
+                             c_stride);
             else if (is_tall)
                 product_tile(SIMD_TILE_M, 1, depth, x, a_stride, b + v, b_stride, out, c_stride);
             else if (is_wide)
@@ -56,7 +58,8 @@ SIMD_TARGET static void product(int64_t m, int64_t n, int64_t depth, const float
 
 /* ---------------------------------------------------------------- pages as operands */
 
-SIMD void cache_row(mm_cache_format format, int32_t dim, const uint8_t *data, const uint8_t *scale, float *out)
+SIMD void cache_row(mm_cache_format format, int32_t dim, const uint8_t *data, const uint8_t *scale,
+                    float *out)
 {
     for (int32_t j = 0; j < dim; j += 16) {
         vf v;
@@ -71,36 +74,45 @@ SIMD void cache_row(mm_cache_format format, int32_t dim, const uint8_t *data, co
             v = vf_e4m3(vi_from_u8(data + j));
             break;
         default:
-            v = round_e4m3(vf_mul(vf_e2m1(vi_from_u4(data + j / 2)), vf_set1(mm_f32_from_e4m3(scale[j / 16]))));
+            v = round_e4m3(vf_mul(vf_e2m1(vi_from_u4(data + j / 2)),
+                                  vf_set1(mm_f32_from_e4m3(scale[j / 16]))));
         }
         vf_store(out + j, v);
     }
 }
 
-SIMD_TARGET static void attn_cache_rows(const mm_plane *p, int64_t page, int32_t head, int32_t n, float *out)
+SIMD_TARGET static void attn_cache_rows(const mm_plane *p, int64_t page, int32_t head, int32_t n,
+                                        float *out)
 {
     MM_ASSERT(page >= 0 && page < p->n_page && head < p->n_head && n <= MM_PAGE);
-    const int64_t n_byte = mm_cache_row_bytes(p->format, p->dim), n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
+    const int64_t n_byte = mm_cache_row_bytes(p->format, p->dim),
+                  n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
     const int64_t row = (page * p->n_head + head) * MM_PAGE;
-    const uint8_t *data = p->data + row * n_byte, *scale = p->scale != NULL ? p->scale + row * n_scale : NULL;
+    const uint8_t *data = p->data + row * n_byte,
+                  *scale = p->scale != NULL ? p->scale + row * n_scale : NULL;
     for (int32_t i = 0; i < n; i++)
         cache_row(p->format, p->dim, data + i * n_byte, scale != NULL ? scale + i * n_scale : NULL,
                   out + (int64_t)i * p->dim);
 }
 
-SIMD_TARGET static void attn_cache_columns(const mm_plane *p, int64_t page, int32_t head, int32_t n, float *out, float *tmp)
+SIMD_TARGET static void attn_cache_columns(const mm_plane *p, int64_t page, int32_t head, int32_t n,
+                                           float *out, float *tmp)
 {
     MM_ASSERT(page >= 0 && page < p->n_page && head < p->n_head && n <= MM_PAGE);
-    const int64_t n_byte = mm_cache_row_bytes(p->format, p->dim), n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
+    const int64_t n_byte = mm_cache_row_bytes(p->format, p->dim),
+                  n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
     const int64_t row = (page * p->n_head + head) * MM_PAGE;
-    const uint8_t *data = p->data + row * n_byte, *scale = p->scale != NULL ? p->scale + row * n_scale : NULL;
+    const uint8_t *data = p->data + row * n_byte,
+                  *scale = p->scale != NULL ? p->scale + row * n_scale : NULL;
     for (int32_t first = 0; first < n; first += 16) {
         const int32_t here = n - first < 16 ? n - first : 16;
         for (int32_t i = 0; i < here; i++)
-            cache_row(p->format, p->dim, data + (first + i) * n_byte, scale != NULL ? scale + (first + i) * n_scale : NULL,
+            cache_row(p->format, p->dim, data + (first + i) * n_byte,
+                      scale != NULL ? scale + (first + i) * n_scale : NULL,
                       tmp + (int64_t)i * p->dim);
         if (here < 16)
-            memset(tmp + (int64_t)here * p->dim, 0, (size_t)(16 - here) * (size_t)p->dim * sizeof(float));
+            memset(tmp + (int64_t)here * p->dim, 0,
+                   (size_t)(16 - here) * (size_t)p->dim * sizeof(float));
         for (int32_t j = 0; j < p->dim; j += 16)
             vf_transpose16(tmp + j, p->dim, out + (int64_t)j * MM_PAGE + first, MM_PAGE);
     }
@@ -120,10 +132,10 @@ SIMD_TARGET static void attn_round_query(mm_cache_format format, bool is_index, 
 
 /* ---------------------------------------------------------------- one page */
 
-/* Scores of one head -> operands P~ in place; the maximum and the sum of the unrounded P. Places outside [first, last) of
- * the whole vectors [low, high) become 0. */
-SIMD void softmax_page(mm_cache_format format, float scale, int32_t low, int32_t first, int32_t last, int32_t high, float *p,
-                       float *max, float *den)
+/* Scores of one head -> operands P~ in place; the maximum and the sum of the unrounded P. Places
+ * outside [first, last) of the whole vectors [low, high) become 0. */
+SIMD void softmax_page(mm_cache_format format, float scale, int32_t low, int32_t first,
+                       int32_t last, int32_t high, float *p, float *max, float *den)
 {
     vf m = vf_set1(-INFINITY), sum = vf_zero();
     for (int32_t i = low; i < first; i++)
@@ -150,19 +162,21 @@ SIMD void softmax_page(mm_cache_format format, float scale, int32_t low, int32_t
     *den = vf_sum(sum);
 }
 
-SIMD void merge_head(int32_t dim, float *max, float *den, float *acc, float b_max, float b_den, const float *b_acc)
+SIMD void merge_head(int32_t dim, float *max, float *den, float *acc, float b_max, float b_den,
+                     const float *b_acc)
 {
     const float new_max = b_max > *max ? b_max : *max;
     const float keep = expf(*max - new_max), add = expf(b_max - new_max);
     *max = new_max;
     *den = *den * keep + b_den * add;
     for (int32_t j = 0; j < dim; j += 16)
-        vf_store(acc + j, vf_fma(vf_load(b_acc + j), vf_set1(add), vf_mul(vf_load(acc + j), vf_set1(keep))));
+        vf_store(acc + j,
+                 vf_fma(vf_load(b_acc + j), vf_set1(add), vf_mul(vf_load(acc + j), vf_set1(keep))));
 }
 
-SIMD_TARGET static void attn_attend(mm_cache_format format, int32_t dim, int32_t n_head, const float *q, const float *kt,
-                                    const float *v, int32_t first, int32_t last, const mm_cpu_attn_state *s, float *p,
-                                    float *part)
+SIMD_TARGET static void attn_attend(mm_cache_format format, int32_t dim, int32_t n_head,
+                                    const float *q, const float *kt, const float *v, int32_t first,
+                                    int32_t last, const mm_cpu_attn_state *s, float *p, float *part)
 {
     if (first >= last)
         return;
@@ -173,36 +187,42 @@ SIMD_TARGET static void attn_attend(mm_cache_format format, int32_t dim, int32_t
     for (int32_t h0 = 0; h0 < n_head; h0 += 64) {
         const int32_t n = n_head - h0 < 64 ? n_head - h0 : 64;
         for (int32_t h = 0; h < n; h++)
-            softmax_page(format, scale, low, first, last, high, p + (int64_t)(h0 + h) * MM_PAGE, &max[h], &den[h]);
-        product(n, dim, last - first, p + (int64_t)h0 * MM_PAGE + first, MM_PAGE, v + (int64_t)first * dim, dim, part, dim);
+            softmax_page(format, scale, low, first, last, high, p + (int64_t)(h0 + h) * MM_PAGE,
+                         &max[h], &den[h]);
+        product(n, dim, last - first, p + (int64_t)h0 * MM_PAGE + first, MM_PAGE,
+                v + (int64_t)first * dim, dim, part, dim);
         for (int32_t h = 0; h < n; h++)
-            merge_head(dim, &s->max[h0 + h], &s->den[h0 + h], s->acc + (int64_t)(h0 + h) * dim, max[h], den[h],
-                       part + (int64_t)h * dim);
+            merge_head(dim, &s->max[h0 + h], &s->den[h0 + h], s->acc + (int64_t)(h0 + h) * dim,
+                       max[h], den[h], part + (int64_t)h * dim);
     }
 }
 
-SIMD_TARGET static void attn_merge(int32_t dim, int32_t n_head, const mm_cpu_attn_state *a, const mm_cpu_attn_state *b)
+SIMD_TARGET static void attn_merge(int32_t dim, int32_t n_head, const mm_cpu_attn_state *a,
+                                   const mm_cpu_attn_state *b)
 {
     for (int32_t h = 0; h < n_head; h++) {
         if (b->den[h] == 0.0f && b->max[h] == -INFINITY)
             continue; /* no key */
-        merge_head(dim, &a->max[h], &a->den[h], a->acc + (int64_t)h * dim, b->max[h], b->den[h], b->acc + (int64_t)h * dim);
+        merge_head(dim, &a->max[h], &a->den[h], a->acc + (int64_t)h * dim, b->max[h], b->den[h],
+                   b->acc + (int64_t)h * dim);
     }
 }
 
-SIMD_TARGET static void attn_finish(mm_cache_format format, int32_t dim, int32_t n_head, const mm_cpu_attn_state *s)
+SIMD_TARGET static void attn_finish(mm_cache_format format, int32_t dim, int32_t n_head,
+                                    const mm_cpu_attn_state *s)
 {
     for (int32_t h = 0; h < n_head; h++) {
         float den = s->den[h], *acc = s->acc + (int64_t)h * dim;
-        if (format == MM_CACHE_NVFP4 ? den < 1.0f : den == 0.0f) /* no key at all: acc and the output are 0 */
+        if (format == MM_CACHE_NVFP4 ? den < 1.0f : den == 0.0f) /* no key at all: acc and the
+                                                                    output are 0 */
             den = 1.0f;
         for (int32_t j = 0; j < dim; j += 16)
             vf_store(acc + j, vf_div(vf_load(acc + j), vf_set1(den)));
     }
 }
 
-SIMD_TARGET static void attn_index_score(int32_t dim, int32_t n_query, const float *q, const float *kt, int32_t n,
-                                         float *score, float *p)
+SIMD_TARGET static void attn_index_score(int32_t dim, int32_t n_query, const float *q,
+                                         const float *kt, int32_t n, float *score, float *p)
 {
     product(n_query, mm_round_up(n, 16), dim, q, dim, kt, MM_PAGE, p, MM_PAGE);
     for (int32_t i = 0; i < n_query; i++) {

@@ -1,14 +1,17 @@
-/* cpu_kernels_linear.h: y = x W^T in f32 lanes, written over the vector of a tier (cpu_simd_*.h, included before).
+/* cpu_kernels_linear.h: y = x W^T in f32 lanes, written over the vector of a tier (cpu_simd_*.h,
+ * included before).
  *
- * Lanes run along K, in an order that makes decoding cheap; x is put into the same order once ("prepared"):
- *   F32    16 elements per vector as they lie
- *   BF16   32 elements: the even ones, then the odd ones (low and high half of each 32-bit lane)
- *   MXFP8  64 elements: vector j = byte j of each lane = elements 4 lane + j; block of 32 = lanes 0..7 or 8..15
- *   NVFP4  128 elements: vector j = nibble j of each lane = elements 8 lane + j; block of 16 = a pair of lanes
- * A quantised group is summed first (b = w_0 x_0, then fused adds) and enters the lane's sum times its scale; so the scale
- * costs one instruction per group. The 16 lane sums are added by the tree of vf_sum, then divided by the global scale.
+ * Lanes run along K, in an order that makes decoding cheap; x is put into the same order once
+ * ("prepared"): F32    16 elements per vector as they lie BF16   32 elements: the even ones, then
+ * the odd ones (low and high half of each 32-bit lane) MXFP8  64 elements: vector j = byte j of
+ * each lane = elements 4 lane + j; block of 32 = lanes 0..7 or 8..15 NVFP4  128 elements: vector j
+ * = nibble j of each lane = elements 8 lane + j; block of 16 = a pair of lanes A quantised group is
+ * summed first (b = w_0 x_0, then fused adds) and enters the lane's sum times its scale; so the
+ * scale costs one instruction per group. The 16 lane sums are added by the tree of vf_sum, then
+ * divided by the global scale.
  *
- * A panel row holds the same vectors decoded: per group its vectors, then (quantised) the 16 scales. */
+ * A panel row holds the same vectors decoded: per group its vectors, then (quantised) the 16
+ * scales. */
 #ifndef MM_CPU_KERNELS_LINEAR_H
 #define MM_CPU_KERNELS_LINEAR_H
 #include "kernels/cpu/cpu.h"
@@ -18,7 +21,8 @@ SIMD float e8m0_value(uint8_t s)
     return mm_f32_from_bits(mm_cpu_e8m0_bits[s]);
 }
 
-/* ---------------------------------------------------------------- groups of one row, decoded on the fly */
+/* ---------------------------------------------------------------- groups of one row, decoded on
+ * the fly */
 
 SIMD vf group_bf16(vi w, const float *x, vf acc)
 {
@@ -84,7 +88,8 @@ SIMD vf group_nvfp4(vi w, vf scale, const float *x, vf acc)
     return vf_fma(b, scale, acc);
 }
 
-/* Scales of the (at most two) NVFP4 groups from element k on, k a multiple of 256, as one vector of 16. */
+/* Scales of the (at most two) NVFP4 groups from element k on, k a multiple of 256, as one vector
+ * of 16. */
 SIMD vf nvfp4_scales(const uint8_t *scale, int64_t k, int64_t n_in)
 {
     const int64_t left = (n_in - k) / 16;
@@ -97,7 +102,8 @@ SIMD vf nvfp4_scales(const uint8_t *scale, int64_t k, int64_t n_in)
 
 SIMD vf mxfp8_scale(const uint8_t *scale, int64_t k, int64_t n_in)
 {
-    return vf_halves(e8m0_value(scale[k / 32]), k + 32 < n_in ? e8m0_value(scale[k / 32 + 1]) : 0.0f);
+    return vf_halves(e8m0_value(scale[k / 32]),
+                     k + 32 < n_in ? e8m0_value(scale[k / 32 + 1]) : 0.0f);
 }
 
 /* ---------------------------------------------------------------- one row of x */
@@ -145,7 +151,8 @@ SIMD float row_mxfp8(const mm_weight *w, int64_t row, const float *x)
         acc = group_mxfp8(vi_load(p), mxfp8_scale(scale, k, k_in), x + k, acc);
     }
     if (whole < k_in)
-        acc = group_mxfp8(vi_load_bytes(p, (int)(k_in - whole)), mxfp8_scale(scale, whole, k_in), x + whole, acc);
+        acc = group_mxfp8(vi_load_bytes(p, (int)(k_in - whole)), mxfp8_scale(scale, whole, k_in),
+                          x + whole, acc);
     return vf_sum(acc);
 }
 
@@ -164,15 +171,19 @@ SIMD float row_nvfp4(const mm_weight *w, int64_t row, const float *x)
     if (whole < k_in) {
         const vf s = nvfp4_scales(scale, whole, k_in);
         const int n_byte = (int)(k_in - whole) / 2;
-        acc = group_nvfp4(vi_load_bytes(p, n_byte < 64 ? n_byte : 64), vf_pairs_low(s), x + whole, acc);
+        acc = group_nvfp4(vi_load_bytes(p, n_byte < 64 ? n_byte : 64), vf_pairs_low(s), x + whole,
+                          acc);
         if (n_byte > 64)
-            acc = group_nvfp4(vi_load_bytes(p + 64, n_byte - 64), vf_pairs_high(s), x + whole + 128, acc);
+            acc = group_nvfp4(vi_load_bytes(p + 64, n_byte - 64), vf_pairs_high(s), x + whole + 128,
+                              acc);
     }
     return vf_sum(acc);
 }
 
-/* One row of W after the other: memory is read as one stream, which is faster than several side by side. */
-SIMD_TARGET static void linear_gemv(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, const void *x, float *y)
+/* One row of W after the other: memory is read as one stream, which is faster than several side by
+ * side. */
+SIMD_TARGET static void linear_gemv(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n,
+                                    const void *x, float *y)
 {
     switch (kind) {
     case MM_CPU_F32:
@@ -204,20 +215,23 @@ SIMD_TARGET static void panel_row(mm_cpu_kind kind, const mm_weight *w, int64_t 
         memset(out + k_in, 0, (size_t)(mm_round_up(k_in, 16) - k_in) * 4);
     } else if (kind == MM_CPU_BF16) {
         for (int64_t k = 0; k < k_in; k += 32, out += 32) {
-            const vi v = k + 32 <= k_in ? vi_load(data + 2 * k) : vi_load_bytes(data + 2 * k, (int)(2 * (k_in - k)));
+            const vi v = k + 32 <= k_in ? vi_load(data + 2 * k)
+                                        : vi_load_bytes(data + 2 * k, (int)(2 * (k_in - k)));
             vf_store(out, vf_cast(vi_sll(v, 16)));
             vf_store(out + 16, vf_cast(vi_and(v, vi_set1((int32_t)0xFFFF0000))));
         }
     } else if (kind == MM_CPU_MXFP8) {
         for (int64_t k = 0; k < k_in; k += 64, out += 5 * 16) {
-            const vi v = k + 64 <= k_in ? vi_load(data + k) : vi_load_bytes(data + k, (int)(k_in - k));
+            const vi v =
+                k + 64 <= k_in ? vi_load(data + k) : vi_load_bytes(data + k, (int)(k_in - k));
             for (int j = 0; j < 4; j++)
                 vf_store(out + 16 * j, mxfp8_vector(v, j));
             vf_store(out + 64, mxfp8_scale(scale, k, k_in));
         }
     } else {
         for (int64_t k = 0; k < k_in; k += 128, out += 9 * 16) {
-            const vi v = k + 128 <= k_in ? vi_load(data + k / 2) : vi_load_bytes(data + k / 2, (int)(k_in - k) / 2);
+            const vi v = k + 128 <= k_in ? vi_load(data + k / 2)
+                                         : vi_load_bytes(data + k / 2, (int)(k_in - k) / 2);
             const vf s = nvfp4_scales(scale, k / 256 * 256, k_in);
             for (int j = 0; j < 8; j++)
                 vf_store(out + 16 * j, nvfp4_vector(v, j));
@@ -226,16 +240,18 @@ SIMD_TARGET static void panel_row(mm_cpu_kind kind, const mm_weight *w, int64_t 
     }
 }
 
-SIMD_TARGET static void linear_panel(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, void *panel)
+SIMD_TARGET static void linear_panel(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n,
+                                     void *panel)
 {
     const size_t n_byte = mm_cpu_panel_bytes(kind, w->n_in);
     for (int64_t i = 0; i < n; i++)
         panel_row(kind, w, first + i, (float *)(void *)((uint8_t *)panel + (size_t)i * n_byte));
 }
 
-/* Tile of m x n outputs, m <= TILE_M, n <= TILE_N; groups of `size` vectors, size 0: plain vectors without a scale. */
-SIMD void tile_sums(int size, int m, int n, const float *panel, int64_t stride, int64_t n_group, const float *const *x,
-                    vf *acc)
+/* Tile of m x n outputs, m <= TILE_M, n <= TILE_N; groups of `size` vectors, size 0: plain vectors
+ * without a scale. */
+SIMD void tile_sums(int size, int m, int n, const float *panel, int64_t stride, int64_t n_group,
+                    const float *const *x, vf *acc)
 {
     for (int i = 0; i < m * n; i++)
         acc[i] = vf_zero();
@@ -286,8 +302,8 @@ SIMD void tile_store(int m, int n, const vf *acc, float global_scale, float *y, 
 }
 
 /* All outputs of n panel rows and m rows of x. */
-SIMD void tile_all(int size, const float *panel, int64_t n, int64_t stride, int64_t n_group, const void *const *x, int64_t m,
-                   float global_scale, float *y, int64_t y_stride)
+SIMD void tile_all(int size, const float *panel, int64_t n, int64_t stride, int64_t n_group,
+                   const void *const *x, int64_t m, float global_scale, float *y, int64_t y_stride)
 {
     for (int64_t r = 0; r < m;) {
         const float *rows[SIMD_TILE_M];
@@ -320,8 +336,9 @@ SIMD void tile_all(int size, const float *panel, int64_t n, int64_t stride, int6
     }
 }
 
-SIMD_TARGET static void linear_tile(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k, const void *const *x,
-                                    int64_t m, float global_scale, float *y, int64_t y_stride)
+SIMD_TARGET static void linear_tile(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k,
+                                    const void *const *x, int64_t m, float global_scale, float *y,
+                                    int64_t y_stride)
 {
     const int64_t stride = (int64_t)(mm_cpu_panel_bytes(kind, k) / sizeof(float));
     switch (kind) {
@@ -341,10 +358,14 @@ SIMD_TARGET static void linear_tile(mm_cpu_kind kind, const void *panel, int64_t
 
 /* ---------------------------------------------------------------- rows of x */
 
-SIMD_TARGET static void linear_prepare(mm_cpu_kind kind, mm_dtype act, const void *src, int64_t k, void *dst)
+SIMD_TARGET static void linear_prepare(mm_cpu_kind kind, mm_dtype act, const void *src, int64_t k,
+                                       void *dst)
 {
     float *out = dst;
-    const int group = kind == MM_CPU_NVFP4 ? 8 : kind == MM_CPU_MXFP8 ? 4 : kind == MM_CPU_BF16 ? 2 : 1;
+    const int group = kind == MM_CPU_NVFP4   ? 8
+                      : kind == MM_CPU_MXFP8 ? 4
+                      : kind == MM_CPU_BF16  ? 2
+                                             : 1;
     const int64_t n = mm_round_up(k, MM_CPU_PAD);
     for (int64_t first = 0; first < n; first += 16 * group) {
         for (int i = 0; i < 16; i++) {
@@ -352,7 +373,8 @@ SIMD_TARGET static void linear_prepare(mm_cpu_kind kind, mm_dtype act, const voi
                 const int64_t e = first + group * i + j;
                 float v = 0.0f;
                 if (e < k)
-                    v = act == MM_DTYPE_BF16 ? mm_f32_from_bf16(((const uint16_t *)src)[e]) : ((const float *)src)[e];
+                    v = act == MM_DTYPE_BF16 ? mm_f32_from_bf16(((const uint16_t *)src)[e])
+                                             : ((const float *)src)[e];
                 out[first + 16 * j + i] = v;
             }
         }

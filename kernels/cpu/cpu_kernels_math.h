@@ -1,5 +1,5 @@
-/* cpu_kernels_math.h: row-wise arithmetic (conversion, norm, SwiGLU, exp) over the vector of a tier. Sums over a row run in
- * 16 lanes and end in the tree of vf_sum. */
+/* cpu_kernels_math.h: row-wise arithmetic (conversion, norm, SwiGLU, exp) over the vector of a
+ * tier. Sums over a row run in 16 lanes and end in the tree of vf_sum. */
 #ifndef MM_CPU_KERNELS_MATH_H
 #define MM_CPU_KERNELS_MATH_H
 #include "kernels/cpu/cpu.h"
@@ -26,9 +26,9 @@ SIMD vf vf_abs(vf v)
     return vf_cast(vi_and(vi_cast(v), vi_set1(0x7FFFFFFF)));
 }
 
-/* exp(x): 2^n times a polynomial of degree 6 on |r| <= ln2 / 2 (coefficients of the Cephes library's expf). Relative error
- * below 2e-7 (measured: tests/c/test_cpu_math.c); 0 below -87.33, where the result would be subnormal; inf above 88.72;
- * NaN stays. */
+/* exp(x): 2^n times a polynomial of degree 6 on |r| <= ln2 / 2 (coefficients of the Cephes
+ * library's expf). Relative error below 2e-7 (measured: tests/c/test_cpu_math.c); 0 below -87.33,
+ * where the result would be subnormal; inf above 88.72; NaN stays. */
 SIMD vf vf_exp(vf x)
 {
     const vf low = vf_set1(-87.336544f), high = vf_set1(88.722839f);
@@ -57,7 +57,8 @@ SIMD vi bf16_bits(vf v)
 {
     const vi u = vi_cast(v);
     const vi r = vi_add(vi_add(u, vi_set1(0x7FFF)), vi_and(vi_srl(u, 16), vi_set1(1)));
-    return vi_cast(vf_select_nan(v, vf_cast(vi_set1(0x7FFF0000)), vf_cast(vi_and(r, vi_set1((int32_t)0xFFFF0000)))));
+    return vi_cast(vf_select_nan(v, vf_cast(vi_set1(0x7FFF0000)),
+                                 vf_cast(vi_and(r, vi_set1((int32_t)0xFFFF0000)))));
 }
 
 SIMD vf round_bf16(vf v)
@@ -131,7 +132,8 @@ SIMD_TARGET static void math_norm(const float *v, const float *w, int64_t n, flo
     }
     const float r = 1.0f / sqrtf(vf_sum(sum) / (float)n + eps);
     for (int64_t i = 0; i < whole; i += 16)
-        vf_store(out + i, vf_mul(vf_mul(vf_load(v + i), vf_set1(r)), vf_add(vf_set1(1.0f), vf_load(w + i))));
+        vf_store(out + i,
+                 vf_mul(vf_mul(vf_load(v + i), vf_set1(r)), vf_add(vf_set1(1.0f), vf_load(w + i))));
     for (int64_t i = whole; i < n; i++)
         out[i] = v[i] * r * (1.0f + w[i]);
 }
@@ -164,7 +166,8 @@ SIMD vf swiglu(vf g, vf u, const mm_op_shape *s)
     return vf_mul(vf_mul(vf_add(u, vf_set1(s->swiglu_beta)), g), sigmoid);
 }
 
-SIMD_TARGET static void math_swiglu(const mm_op_shape *s, const float *g, const float *u, int64_t n, void *out)
+SIMD_TARGET static void math_swiglu(const mm_op_shape *s, const float *g, const float *u, int64_t n,
+                                    void *out)
 {
     const int64_t whole = n / 16 * 16, size = mm_cpu_act_size(s->act);
     for (int64_t i = 0; i < n; i += 16) {

@@ -1,6 +1,7 @@
-/* cpu_linear.c: y = x W^T over the pool. The matrices of an op become one list of items, 16 rows of W each, so that small
- * projections share one parallel loop. One row of x: weights are decoded in registers. Several: 16 rows are decoded once
- * into a panel that fits the cache, and all rows of x pass over it. */
+/* cpu_linear.c: y = x W^T over the pool. The matrices of an op become one list of items, 16 rows of
+ * W each, so that small projections share one parallel loop. One row of x: weights are decoded in
+ * registers. Several: 16 rows are decoded once into a panel that fits the cache, and all rows of x
+ * pass over it. */
 #include "kernels/cpu/cpu.h"
 
 #define PANEL_BYTES (512 << 10) /* of a thread's panel: half of a usual second-level cache */
@@ -53,7 +54,8 @@ size_t mm_cpu_panel_bytes(mm_cpu_kind kind, int64_t k)
 mm_status mm_cpu_check_weight(const mm_weight *w, const char *name)
 {
     if (w->layout != MM_LAYOUT_CHECKPOINT)
-        return MM_FAIL(MM_E_UNSUPPORTED, "cpu: weight %s is packed; cpu reads checkpoint order only", name);
+        return MM_FAIL(MM_E_UNSUPPORTED,
+                       "cpu: weight %s is packed; cpu reads checkpoint order only", name);
     switch (w->format) {
     case MM_WEIGHT_F32:
     case MM_WEIGHT_BF16:
@@ -69,8 +71,10 @@ mm_status mm_cpu_check_weight(const mm_weight *w, const char *name)
     case MM_WEIGHT_NONE:
         return MM_FAIL(MM_E_UNSUPPORTED, "cpu: weight %s is missing", name);
     }
-    return MM_FAIL(MM_E_UNSUPPORTED, "cpu: weight %s [%lld, %lld]: the width must be a multiple of %d and scales present",
-                   name, (long long)w->n_out, (long long)w->n_in, w->format == MM_WEIGHT_MXFP8 ? 32 : 16);
+    return MM_FAIL(
+        MM_E_UNSUPPORTED,
+        "cpu: weight %s [%lld, %lld]: the width must be a multiple of %d and scales present", name,
+        (long long)w->n_out, (long long)w->n_in, w->format == MM_WEIGHT_MXFP8 ? 32 : 16);
 }
 
 /* ---------------------------------------------------------------- jobs */
@@ -93,13 +97,15 @@ static int64_t panel_rows(const mm_cpu_job *j)
     return n;
 }
 
-static void run_many(const linear_run *r, const mm_cpu_job *j, int64_t first, int64_t last, uint8_t *panel)
+static void run_many(const linear_run *r, const mm_cpu_job *j, int64_t first, int64_t last,
+                     uint8_t *panel)
 {
     const int64_t step = panel_rows(j);
     for (int64_t i = first; i < last; i += step) {
         const int64_t n = mm_min_i64(step, last - i);
         r->k->panel(j->kind, j->w, i, n, panel);
-        r->k->tile(j->kind, panel, n, j->w->n_in, j->x, j->m, j->w->global_scale, j->y + i, j->y_stride);
+        r->k->tile(j->kind, panel, n, j->w->n_in, j->x, j->m, j->w->global_scale, j->y + i,
+                   j->y_stride);
     }
 }
 
@@ -135,7 +141,8 @@ mm_status mm_cpu_linear(const mm_cpu_run *run, mm_cpu_job *job, int32_t n_job)
         if (job[i].m <= 1)
             continue;
         is_many = true;
-        const size_t n_byte = mm_arena_size((size_t)panel_rows(&job[i]) * mm_cpu_panel_bytes(job[i].kind, job[i].w->n_in));
+        const size_t n_byte = mm_arena_size((size_t)panel_rows(&job[i]) *
+                                            mm_cpu_panel_bytes(job[i].kind, job[i].w->n_in));
         r.panel_bytes = n_byte > r.panel_bytes ? n_byte : r.panel_bytes;
     }
     if (is_many) {
@@ -153,7 +160,8 @@ mm_status mm_cpu_linear(const mm_cpu_run *run, mm_cpu_job *job, int32_t n_job)
 
 size_t mm_cpu_linear_scratch(int64_t max_k, int32_t n_thread)
 {
-    const size_t row = 5 * 4 * (size_t)mm_round_up(max_k, MM_CPU_PAD) / 4; /* the largest of mm_cpu_panel_bytes */
+    const size_t row = 5 * 4 * (size_t)mm_round_up(max_k, MM_CPU_PAD) / 4; /* the largest of
+                                                                              mm_cpu_panel_bytes */
     size_t n = MM_CPU_PANEL * row;
     if (n > PANEL_BYTES)
         n = 4 * row > PANEL_BYTES ? 4 * row : PANEL_BYTES;
@@ -177,7 +185,8 @@ static void prepare_rows(void *ctx, int64_t begin, int64_t end, int i_thread)
     for (int64_t i = begin; i < end; i++) {
         const int64_t row = rows->row != NULL ? rows->row[rows->first + i] : rows->first + i;
         const uint8_t *src = (const uint8_t *)rows->x + row * rows->k * mm_cpu_act_size(act);
-        p->run->isa->linear->prepare(p->kind, act, src, rows->k, (void *)(uintptr_t)rows->at[p->kind][i]);
+        p->run->isa->linear->prepare(p->kind, act, src, rows->k,
+                                     (void *)(uintptr_t)rows->at[p->kind][i]);
     }
 }
 

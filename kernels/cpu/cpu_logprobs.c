@@ -1,5 +1,6 @@
-/* cpu_logprobs.c: log-probabilities and ranks with rows in parallel; the best ids by partial selection, single ranks by
- * counting. Ids and ranks are exactly ref's; the log of the sum uses the vector exp. */
+/* cpu_logprobs.c: log-probabilities and ranks with rows in parallel; the best ids by partial
+ * selection, single ranks by counting. Ids and ranks are exactly ref's; the log of the sum uses the
+ * vector exp. */
 #include "kernels/cpu/cpu_order.h"
 #include "kernels/ref/ref.h"
 
@@ -26,13 +27,15 @@ static float value_of(const score *s, int32_t v)
     return s->is_logit ? s->at[v] : (float)((double)x - s->shift);
 }
 
-static score open_score(const mm_cpu_math_kernels *m, const float *at, float temperature, bool is_logit, int32_t n)
+static score open_score(const mm_cpu_math_kernels *m, const float *at, float temperature,
+                        bool is_logit, int32_t n)
 {
     score s = {.at = at, .temperature = temperature, .is_logit = is_logit};
     if (is_logit)
         return s;
     const float max = m->max(at, n);
-    s.shift = (double)(temperature == 1.0f ? max : max / temperature) + log(m->sum_exp(at, n, max, 1.0f / temperature));
+    s.shift = (double)(temperature == 1.0f ? max : max / temperature) +
+              log(m->sum_exp(at, n, max, 1.0f / temperature));
     return s;
 }
 
@@ -71,8 +74,10 @@ static void fill_row(const logprob_run *x, int32_t i, int32_t token, const mm_cp
     const mm_cpu_math_kernels *m = x->r->isa->math;
     const int32_t n = x->r->s->n_vocab, n_list = a->out->n_list[i];
     const int32_t n_top = a->out->n_top[i] < n ? a->out->n_top[i] : n;
-    const int32_t *list = a->out->list[i] >= 0 ? (const int32_t *)(const void *)((const uint8_t *)a->out->blob + a->out->list[i])
-                                               : a->slots->logprob_token + (int64_t)a->out->row_slot[i] * MM_MAX_LIST;
+    const int32_t *list =
+        a->out->list[i] >= 0
+            ? (const int32_t *)(const void *)((const uint8_t *)a->out->blob + a->out->list[i])
+            : a->slots->logprob_token + (int64_t)a->out->row_slot[i] * MM_MAX_LIST;
     const score s = score_of_mode(x, i);
     int64_t entry = a->out->entry[i];
     put(a, entry++, token, value_of(&s, token), m->rank(s.at, n, token));
@@ -88,7 +93,8 @@ static void fill_row(const logprob_run *x, int32_t i, int32_t token, const mm_cp
     for (int32_t k = 0; k < n && is_full; k++)
         o->tmp[o->order[k]] = (uint32_t)k;
     for (int32_t k = 0; k < n_list; k++)
-        put(a, entry++, list[k], value_of(&s, list[k]), is_full ? (int32_t)o->tmp[list[k]] + 1 : m->rank(s.at, n, list[k]));
+        put(a, entry++, list[k], value_of(&s, list[k]),
+            is_full ? (int32_t)o->tmp[list[k]] + 1 : m->rank(s.at, n, list[k]));
 }
 
 /* A row without a token (NaN, nothing allowed): its request ends, so its entries say nothing. */
@@ -105,7 +111,8 @@ static void logprob_rows(void *ctx, int64_t begin, int64_t end, int i_thread)
     const mm_logprob_args *a = x->a;
     const mm_cpu_math_kernels *m = x->r->isa->math;
     const int32_t n = x->r->s->n_vocab;
-    const mm_cpu_order_scratch o = mm_cpu_order_scratch_at(x->scratch + (size_t)i_thread * x->thread_bytes, n);
+    const mm_cpu_order_scratch o =
+        mm_cpu_order_scratch_at(x->scratch + (size_t)i_thread * x->thread_bytes, n);
     for (int64_t k = begin; k < end; k++) {
         const int32_t i = a->first + (int32_t)k;
         const bool is_sample = a->out->kind[i] == MM_OUT_SAMPLE;

@@ -1,4 +1,5 @@
-/* cpu_norm.c: rows, independent of each other: the embedding with layer 0's norm, and the end of a residual branch. */
+/* cpu_norm.c: rows, independent of each other: the embedding with layer 0's norm, and the end of a
+ * residual branch. */
 #include "kernels/cpu/cpu.h"
 
 static void *row_at(mm_dtype act, const void *base, int64_t row, int64_t width)
@@ -22,7 +23,8 @@ static int32_t row_token(const mm_seq_view *seq, int64_t t)
     if (token >= 0)
         return token;
     const int32_t slot = seq->slot[seq->row_seq[t]];
-    return token == -1 ? s->last_token[slot] : s->draft_token[(int64_t)slot * (MM_MAX_DECODE_ROWS - 1) - 2 - token];
+    return token == -1 ? s->last_token[slot]
+                       : s->draft_token[(int64_t)slot * (MM_MAX_DECODE_ROWS - 1) - 2 - token];
 }
 
 static void embed_rows(void *ctx, int64_t begin, int64_t end, int i_thread)
@@ -99,10 +101,12 @@ static void round_rows(void *ctx, int64_t begin, int64_t end, int i_thread)
     const branch_run *b = ctx;
     const mm_op_shape *s = b->r->s;
     for (int64_t t = begin; t < end; t++)
-        b->r->isa->math->from_f32(s->act, b->y + t * s->d_model, s->d_model, row_at(s->act, b->part, t, s->d_model));
+        b->r->isa->math->from_f32(s->act, b->y + t * s->d_model, s->d_model,
+                                  row_at(s->act, b->part, t, s->d_model));
 }
 
-mm_status mm_cpu_branch_end(const mm_cpu_run *r, int64_t n, float *y, void *x, const float *norm_w, void *h)
+mm_status mm_cpu_branch_end(const mm_cpu_run *r, int64_t n, float *y, void *x, const float *norm_w,
+                            void *h)
 {
     mm_comm *comm = r->c->comm;
     const mm_dtype act = r->s->act;

@@ -1,4 +1,5 @@
-/* cpu_ops.c: the table of the cpu backend: ref's, with what is worth it replaced; and the backend itself. */
+/* cpu_ops.c: the table of the cpu backend: ref's, with what is worth it replaced; and the backend
+ * itself. */
 #include "csrc/base/env.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/host_begin.h"
@@ -8,7 +9,10 @@ mm_cpu_run mm_cpu_start(const mm_op_context *c)
 {
     const mm_cpu_backend_state *b = (const mm_cpu_backend_state *)(const void *)c->stream->backend;
     mm_arena_reset(&c->stream->scratch);
-    return (mm_cpu_run){.c = c, .s = c->shape, .isa = b->isa, .pool = c->stream->pool,
+    return (mm_cpu_run){.c = c,
+                        .s = c->shape,
+                        .isa = b->isa,
+                        .pool = c->stream->pool,
                         .n_thread = mm_pool_n_thread(c->stream->pool)};
 }
 
@@ -16,8 +20,9 @@ mm_status mm_cpu_scratch(const mm_cpu_run *r, size_t n_bytes, void **out)
 {
     *out = mm_arena_alloc(&r->c->stream->scratch, n_bytes);
     if (*out == NULL)
-        return MM_FAIL(MM_E_NOMEM, "cpu: an op needs %zu bytes more than the stream's %zu bytes of scratch", n_bytes,
-                       r->c->stream->scratch.cap);
+        return MM_FAIL(MM_E_NOMEM,
+                       "cpu: an op needs %zu bytes more than the stream's %zu bytes of scratch",
+                       n_bytes, r->c->stream->scratch.cap);
     return MM_OK;
 }
 
@@ -37,7 +42,8 @@ static size_t max_size(size_t a, size_t b)
 static size_t scratch_bytes(const mm_op_shape *s, int32_t n_thread)
 {
     size_t n = mm_ref_ops.scratch_bytes(s, n_thread); /* ops that stay ref's */
-    n = max_size(n, mm_arena_size(sizeof(float) * (size_t)s->d_model) * (size_t)n_thread); /* embed */
+    /* embed */
+    n = max_size(n, mm_arena_size(sizeof(float) * (size_t)s->d_model) * (size_t)n_thread);
     n = max_size(n, mm_cpu_attn_in_scratch(s, n_thread));
     n = max_size(n, mm_cpu_attention_scratch(s, n_thread));
     n = max_size(n, mm_cpu_attn_out_scratch(s, n_thread));

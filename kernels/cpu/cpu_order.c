@@ -1,5 +1,6 @@
-/* cpu_order.c: selection without a full sort: the k-th largest value by radix selection, and the best ids of a row by
- * sorting only those that can be among them. Order: value descending, id ascending, -0 equal to +0; no NaN. */
+/* cpu_order.c: selection without a full sort: the k-th largest value by radix selection, and the
+ * best ids of a row by sorting only those that can be among them. Order: value descending, id
+ * ascending, -0 equal to +0; no NaN. */
 #include "kernels/cpu/cpu_order.h"
 
 #include "kernels/ref/ref.h"
@@ -16,7 +17,8 @@ static float value_of_key(uint32_t key)
     return mm_f32_from_bits((key & 0x80000000u) != 0 ? key : ~(key | 0x80000000u));
 }
 
-/* The digit (shift, 11 bits or less) that holds the k-th smallest of n keys; k becomes the rank inside it. */
+/* The digit (shift, 11 bits or less) that holds the k-th smallest of n keys; k becomes the rank
+ * inside it. */
 static uint32_t digit_of_kth(const uint32_t *key, int32_t n, int shift, int32_t *k)
 {
     int32_t count[2048] = {0};
@@ -72,6 +74,8 @@ mm_cpu_order_scratch mm_cpu_order_scratch_at(void *base, int32_t n)
 {
     const size_t size = mm_arena_size(sizeof(uint32_t) * (size_t)n);
     uint8_t *p = base;
-    return (mm_cpu_order_scratch){.value = (float *)(void *)p, .id = (uint32_t *)(void *)(p + size),
-                                  .order = (uint32_t *)(void *)(p + 2 * size), .tmp = (uint32_t *)(void *)(p + 3 * size)};
+    return (mm_cpu_order_scratch){.value = (float *)(void *)p,
+                                  .id = (uint32_t *)(void *)(p + size),
+                                  .order = (uint32_t *)(void *)(p + 2 * size),
+                                  .tmp = (uint32_t *)(void *)(p + 3 * size)};
 }

@@ -4,7 +4,7 @@
 #include "kernels/cpu/cpu.h"
 
 typedef struct mm_cpu_order_scratch {
-    float *value;               /* [n] each */
+    float *value; /* [n] each */
     uint32_t *id, *order, *tmp;
 } mm_cpu_order_scratch;
 size_t mm_cpu_order_scratch_bytes(int32_t n);

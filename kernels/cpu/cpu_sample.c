@@ -1,5 +1,6 @@
-/* cpu_sample.c: the sampler of ref with rows in parallel and without full sorts. Filters, weights and the draw give exactly
- * ref's token: the same comparisons, the same expf, the same order of every sum. */
+/* cpu_sample.c: the sampler of ref with rows in parallel and without full sorts. Filters, weights
+ * and the draw give exactly ref's token: the same comparisons, the same expf, the same order of
+ * every sum. */
 #include "kernels/cpu/cpu_order.h"
 #include "kernels/ref/ref.h"
 
@@ -14,7 +15,8 @@ typedef struct sample_run {
 
 static size_t thread_bytes(const mm_op_shape *s)
 {
-    return mm_arena_size(sizeof(float) * (size_t)s->n_vocab) + mm_cpu_order_scratch_bytes(s->n_vocab);
+    return mm_arena_size(sizeof(float) * (size_t)s->n_vocab) +
+           mm_cpu_order_scratch_bytes(s->n_vocab);
 }
 
 size_t mm_cpu_sample_scratch(const mm_op_shape *s, int32_t n_thread)
@@ -31,8 +33,10 @@ static void filter_top_k(int32_t k, int32_t n, float *work, const mm_cpu_order_s
         work[v] = work[v] < kth ? -INFINITY : work[v];
 }
 
-/* A value such that the ids above it hold a mass of at least `enough`, found over buckets of log weight. */
-static float top_p_floor(const float *work, const float *weight, int32_t n, float max, double enough)
+/* A value such that the ids above it hold a mass of at least `enough`, found over buckets of log
+ * weight. */
+static float top_p_floor(const float *work, const float *weight, int32_t n, float max,
+                         double enough)
 {
     double mass[128] = {0};
     for (int32_t v = 0; v < n; v++) { /* bucket i: work in (max - (i + 1) / 4, max - i / 4] */
@@ -50,7 +54,8 @@ static float top_p_floor(const float *work, const float *weight, int32_t n, floa
     return -INFINITY;
 }
 
-static void filter_top_p(float top_p, int32_t n, float max, float *work, float *weight, const mm_cpu_order_scratch *x)
+static void filter_top_p(float top_p, int32_t n, float max, float *work, float *weight,
+                         const mm_cpu_order_scratch *x)
 {
     double total = 0.0, mass;
     mm_ref_weights(work, n, weight);
@@ -76,8 +81,8 @@ static void filter_top_p(float top_p, int32_t n, float max, float *work, float *
         work[x->order[i]] = -INFINITY;
 }
 
-static void filter(const mm_cpu_math_kernels *m, const mm_slot_params *p, int32_t n, float *work, float *weight,
-                   const mm_cpu_order_scratch *x)
+static void filter(const mm_cpu_math_kernels *m, const mm_slot_params *p, int32_t n, float *work,
+                   float *weight, const mm_cpu_order_scratch *x)
 {
     const float max = m->max(work, n);
     if (p->min_p > 0.0f) {
@@ -93,7 +98,8 @@ static void filter(const mm_cpu_math_kernels *m, const mm_slot_params *p, int32_
 
 /* ---------------------------------------------------------------- draw */
 
-/* Sum of one block in the order of a warp: 32 strided lanes, then a butterfly (lane 0 of it is a plain tree). */
+/* Sum of one block in the order of a warp: 32 strided lanes, then a butterfly (lane 0 of it is a
+ * plain tree). */
 static float block_sum(const float *weight, int32_t n)
 {
     float lane[32] = {0};
@@ -146,15 +152,16 @@ static int32_t draw(const float *weight, int32_t n, double u, float *sum)
 
 /* ---------------------------------------------------------------- the op */
 
-static int32_t sample_row(const sample_run *x, const mm_ref_row *r, const float *logits, float *work, uint8_t *scratch,
-                          uint8_t *flag)
+static int32_t sample_row(const sample_run *x, const mm_ref_row *r, const float *logits,
+                          float *work, uint8_t *scratch, uint8_t *flag)
 {
     const mm_op_shape *s = x->r->s;
     const mm_cpu_math_kernels *m = x->r->isa->math;
     const mm_slot_params *p = r->p;
     const int32_t n = r->n_vocab;
     float *weight = (float *)(void *)scratch;
-    const mm_cpu_order_scratch order = mm_cpu_order_scratch_at(scratch + mm_arena_size(sizeof(float) * (size_t)n), n);
+    const mm_cpu_order_scratch order =
+        mm_cpu_order_scratch_at(scratch + mm_arena_size(sizeof(float) * (size_t)n), n);
     if (m->has_nan(logits, n)) {
         memcpy(work, logits, (size_t)n * sizeof(float));
         *flag = MM_SAMPLE_NAN;
@@ -184,7 +191,8 @@ static int32_t sample_row(const sample_run *x, const mm_ref_row *r, const float 
         return r->forced;
     mm_ref_weights(work, n, weight);
     const uint64_t n_emitted = (uint64_t)r->slots->n_emitted[r->slot];
-    return draw(weight, n, mm_ref_uniform(p->seed, n_emitted, (uint32_t)r->lane, MM_RNG_TARGET), order.value);
+    return draw(weight, n, mm_ref_uniform(p->seed, n_emitted, (uint32_t)r->lane, MM_RNG_TARGET),
+                order.value);
 }
 
 /* The slot goes on by the token of output row i of the step. */
@@ -203,7 +211,8 @@ static void commit_row(const mm_ref_row *r, const mm_batch *b, int32_t i, int32_
     const int32_t n = s->n_emitted[r->slot]++;
     s->last_token[r->slot] = token;
     s->recent[(int64_t)r->slot * MM_MAX_BAD_LEN + n % MM_MAX_BAD_LEN] = token;
-    if (p->repetition_penalty != 1.0f || p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f) {
+    if (p->repetition_penalty != 1.0f || p->frequency_penalty != 0.0f ||
+        p->presence_penalty != 0.0f) {
         uint16_t *count = s->n_out + (int64_t)r->slot * r->n_vocab + token;
         *count = (uint16_t)(*count < UINT16_MAX ? *count + 1 : UINT16_MAX);
     }
@@ -220,8 +229,13 @@ static void sample_rows(void *ctx, int64_t begin, int64_t end, int i_thread)
         if (out->kind[i] != MM_OUT_SAMPLE)
             continue;
         const int32_t slot = out->row_slot[i];
-        const mm_ref_row r = {.p = &a->slots->params[slot], .slots = a->slots, .slot = slot, .lane = out->lane[i],
-                              .n_vocab = n_vocab, .lane_token = out->row_token + i, .forced = out->token[i]};
+        const mm_ref_row r = {.p = &a->slots->params[slot],
+                              .slots = a->slots,
+                              .slot = slot,
+                              .lane = out->lane[i],
+                              .n_vocab = n_vocab,
+                              .lane_token = out->row_token + i,
+                              .forced = out->token[i]};
         a->token[i] = sample_row(x, &r, a->logits + k * n_vocab, a->work + k * n_vocab,
                                  x->scratch + (size_t)i_thread * x->thread_bytes, &a->flag[i]);
         if (a->commit) /* one row a slot: rows do not touch each other's state */

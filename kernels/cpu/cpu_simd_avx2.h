@@ -1,4 +1,5 @@
-/* cpu_simd_avx2.h: the 16-lane vector of the kernel templates on AVX2 + FMA: two registers, a = lanes 0..7. */
+/* cpu_simd_avx2.h: the 16-lane vector of the kernel templates on AVX2 + FMA: two registers, a =
+ * lanes 0..7. */
 #ifndef MM_CPU_SIMD_AVX2_H
 #define MM_CPU_SIMD_AVX2_H
 #include <immintrin.h>
@@ -17,22 +18,52 @@ typedef struct vi {
     __m256i a, b;
 } vi;
 
-SIMD vf vf_load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+SIMD vf vf_load(const float *p)
+{
+    return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 SIMD void vf_store(float *p, vf v)
 {
     _mm256_storeu_ps(p, v.a);
     _mm256_storeu_ps(p + 8, v.b);
 }
-SIMD vf vf_set1(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-SIMD vf vf_zero(void) { return (vf){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-SIMD vf vf_add(vf x, vf y) { return (vf){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-SIMD vf vf_sub(vf x, vf y) { return (vf){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-SIMD vf vf_mul(vf x, vf y) { return (vf){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-SIMD vf vf_div(vf x, vf y) { return (vf){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-SIMD vf vf_fma(vf x, vf y, vf z) { return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+SIMD vf vf_set1(float x)
+{
+    return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)};
+}
+SIMD vf vf_zero(void)
+{
+    return (vf){_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
+SIMD vf vf_add(vf x, vf y)
+{
+    return (vf){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+SIMD vf vf_sub(vf x, vf y)
+{
+    return (vf){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+}
+SIMD vf vf_mul(vf x, vf y)
+{
+    return (vf){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+SIMD vf vf_div(vf x, vf y)
+{
+    return (vf){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)};
+}
+SIMD vf vf_fma(vf x, vf y, vf z)
+{
+    return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
 /* y where either is NaN */
-SIMD vf vf_max(vf x, vf y) { return (vf){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-SIMD vf vf_min(vf x, vf y) { return (vf){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+SIMD vf vf_max(vf x, vf y)
+{
+    return (vf){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
+SIMD vf vf_min(vf x, vf y)
+{
+    return (vf){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)};
+}
 SIMD vf vf_round(vf x)
 {
     return (vf){_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
@@ -51,8 +82,8 @@ SIMD vf vf_select_nan(vf v, vf x, vf y)
 }
 SIMD bool vf_any_nan(vf x)
 {
-    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q))) !=
-           0;
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q),
+                                           _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q))) != 0;
 }
 
 SIMD vi vi_load(const void *p)
@@ -66,17 +97,46 @@ SIMD vi vi_load_bytes(const void *p, int n) /* n <= 64, the rest 0 */
     memcpy(whole, p, (size_t)n);
     return vi_load(whole);
 }
-SIMD vi vi_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-SIMD vi vi_and(vi x, vi y) { return (vi){_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
-SIMD vi vi_or(vi x, vi y) { return (vi){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-SIMD vi vi_xor(vi x, vi y) { return (vi){_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
-SIMD vi vi_add(vi x, vi y) { return (vi){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-SIMD vi vi_sll(vi x, int n) { return (vi){_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
-SIMD vi vi_srl(vi x, int n) { return (vi){_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; }
-SIMD vf vf_cast(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
-SIMD vi vi_cast(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
-SIMD vf vf_from_vi(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-SIMD vi vi_from_vf(vf x) { return (vi){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+SIMD vi vi_set1(int32_t x)
+{
+    return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+}
+SIMD vi vi_and(vi x, vi y)
+{
+    return (vi){_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)};
+}
+SIMD vi vi_or(vi x, vi y)
+{
+    return (vi){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
+}
+SIMD vi vi_xor(vi x, vi y)
+{
+    return (vi){_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)};
+}
+SIMD vi vi_add(vi x, vi y)
+{
+    return (vi){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+SIMD vi vi_sll(vi x, int n)
+{
+    return (vi){_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)};
+}
+SIMD vi vi_srl(vi x, int n)
+{
+    return (vi){_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)};
+}
+SIMD vf vf_cast(vi x)
+{
+    return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)};
+}
+SIMD vi vi_cast(vf x)
+{
+    return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
+SIMD vi vi_from_vf(vf x)
+{
+    return (vi){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)};
+}
 SIMD vi vi_from_u8(const uint8_t *p)
 {
     const __m128i v = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -85,12 +145,14 @@ SIMD vi vi_from_u8(const uint8_t *p)
 SIMD vi vi_from_u16(const uint16_t *p)
 {
     const __m128i *q = (const __m128i *)(const void *)p;
-    return (vi){_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
+    return (vi){_mm256_cvtepu16_epi32(_mm_loadu_si128(q)),
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
 }
 SIMD void vi_store_u16(uint16_t *p, vi x)
 {
     const __m256i m = _mm256_set1_epi32(0xFFFF);
-    const __m256i v = _mm256_packus_epi32(_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)); /* a0 b0 a1 b1 */
+    const __m256i v =
+        _mm256_packus_epi32(_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)); /* a0 b0 a1 b1 */
     _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(v, 0xD8));
 }
 SIMD vi vi_from_u4(const uint8_t *p)
@@ -98,38 +160,57 @@ SIMD vi vi_from_u4(const uint8_t *p)
     int32_t q[2];
     memcpy(q, p, 8);
     const __m256i by = _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0);
-    return (vi){_mm256_srlv_epi32(_mm256_set1_epi32(q[0]), by), _mm256_srlv_epi32(_mm256_set1_epi32(q[1]), by)};
+    return (vi){_mm256_srlv_epi32(_mm256_set1_epi32(q[0]), by),
+                _mm256_srlv_epi32(_mm256_set1_epi32(q[1]), by)};
 }
 /* value of the e2m1 code in the low 4 bits */
 SIMD __m256 vf_e2m1_half(__m256i code)
 {
     const __m256 table = _mm256_set_ps(6.0f, 4.0f, 3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(code, 28), _mm256_set1_epi32((int32_t)0x80000000));
+    const __m256i sign =
+        _mm256_and_si256(_mm256_slli_epi32(code, 28), _mm256_set1_epi32((int32_t)0x80000000));
     return _mm256_or_ps(_mm256_permutevar8x32_ps(table, code), _mm256_castsi256_ps(sign));
 }
-SIMD vf vf_e2m1(vi code) { return (vf){vf_e2m1_half(code.a), vf_e2m1_half(code.b)}; }
+SIMD vf vf_e2m1(vi code)
+{
+    return (vf){vf_e2m1_half(code.a), vf_e2m1_half(code.b)};
+}
 /* value of the e4m3 code in the low 8 bits (the others are 0) */
 SIMD __m256 vf_e4m3_half(__m256i code)
 {
     const __m256i a = _mm256_and_si256(code, _mm256_set1_epi32(0x7F));
-    __m256 n = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(a, 20), _mm256_set1_epi32(120 << 23)));
+    __m256 n = _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_slli_epi32(a, 20), _mm256_set1_epi32(120 << 23)));
     const __m256 sub = _mm256_mul_ps(_mm256_cvtepi32_ps(a), _mm256_set1_ps(0x1p-9f));
     n = _mm256_blendv_ps(sub, n, _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, _mm256_set1_epi32(7))));
     const __m256i is_nan = _mm256_cmpeq_epi32(a, _mm256_set1_epi32(0x7F));
-    n = _mm256_blendv_ps(n, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)), _mm256_castsi256_ps(is_nan));
+    n = _mm256_blendv_ps(n, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)),
+                         _mm256_castsi256_ps(is_nan));
     const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x80)), 24);
     return _mm256_or_ps(n, _mm256_castsi256_ps(sign));
 }
-SIMD vf vf_e4m3(vi code) { return (vf){vf_e4m3_half(code.a), vf_e4m3_half(code.b)}; }
+SIMD vf vf_e4m3(vi code)
+{
+    return (vf){vf_e4m3_half(code.a), vf_e4m3_half(code.b)};
+}
 /* lane i = v[i / 2], v[8 + i / 2] */
 SIMD vf vf_pairs_of(__m256 v)
 {
     return (vf){_mm256_permutevar8x32_ps(v, _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0)),
                 _mm256_permutevar8x32_ps(v, _mm256_set_epi32(7, 7, 6, 6, 5, 5, 4, 4))};
 }
-SIMD vf vf_pairs_low(vf v) { return vf_pairs_of(v.a); }
-SIMD vf vf_pairs_high(vf v) { return vf_pairs_of(v.b); }
-SIMD vf vf_halves(float a, float b) { return (vf){_mm256_set1_ps(a), _mm256_set1_ps(b)}; }
+SIMD vf vf_pairs_low(vf v)
+{
+    return vf_pairs_of(v.a);
+}
+SIMD vf vf_pairs_high(vf v)
+{
+    return vf_pairs_of(v.b);
+}
+SIMD vf vf_halves(float a, float b)
+{
+    return (vf){_mm256_set1_ps(a), _mm256_set1_ps(b)};
+}
 
 SIMD __m128 vf_fold4(vf v)
 {

@@ -1,4 +1,5 @@
-/* cpu_tier.c: which instruction tier this processor runs. CPUID and the operating system's promise to save the registers
+/* cpu_tier.c: which instruction tier this processor runs. CPUID and the operating system's promise
+ * to save the registers
  * (__builtin_cpu_supports knows both) decide once, when a backend opens. */
 #include "kernels/cpu/cpu.h"
 
@@ -24,9 +25,11 @@ static bool is_supported(const char *name)
         return true;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("bmi2");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
     if (strcmp(name, "avx2") == 0)
         return avx2;
     if (strcmp(name, "avx512") == 0)
@@ -46,8 +49,9 @@ mm_status mm_cpu_isa_find(const char *limit, const mm_cpu_isa **out)
             top = i;
     }
     if (top < 0)
-        return MM_FAIL_PARAM(MM_E_CONFIG, "MM_TIER", -1,
-                             "MM_TIER=%s: the cpu backend knows scalar, avx2, avx512 and avx512_bf16", limit);
+        return MM_FAIL_PARAM(
+            MM_E_CONFIG, "MM_TIER", -1,
+            "MM_TIER=%s: the cpu backend knows scalar, avx2, avx512 and avx512_bf16", limit);
     for (int i = 0; i <= top && i < (int)MM_ARRAY_LEN(tier); i++) {
         if (is_supported(tier[i].name))
             *out = &tier[i];

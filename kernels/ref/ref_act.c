@@ -10,7 +10,8 @@ mm_status mm_ref_scratch(const mm_op_context *c, int64_t n_bytes, void **out)
 {
     *out = mm_arena_alloc(&c->stream->scratch, (size_t)n_bytes);
     if (*out == NULL)
-        return MM_FAIL(MM_E_NOMEM, "ref: an op needs %lld bytes more than the stream's %zu bytes of scratch",
+        return MM_FAIL(MM_E_NOMEM,
+                       "ref: an op needs %lld bytes more than the stream's %zu bytes of scratch",
                        (long long)n_bytes, c->stream->scratch.cap);
     return MM_OK;
 }

@@ -1,11 +1,12 @@
-/* ref_attention.c: attn_sparse and attn_dense. Rows of one sequence are taken in tiles; a page is decoded once per tile and
- * head, and each row that reads it merges the page's partial, pages in ascending order. */
+/* ref_attention.c: attn_sparse and attn_dense. Rows of one sequence are taken in tiles; a page is
+ * decoded once per tile and head, and each row that reads it merges the page's partial, pages in
+ * ascending order. */
 #include "kernels/ref/ref.h"
 
 /* ---------------------------------------------------------------- partials */
 
-void mm_ref_attn_partial(mm_cache_format format, int32_t dim, const float *q, const float *k, const float *v,
-                         int32_t n_key, mm_ref_attn_state *s, float *page_acc)
+void mm_ref_attn_partial(mm_cache_format format, int32_t dim, const float *q, const float *k,
+                         const float *v, int32_t n_key, mm_ref_attn_state *s, float *page_acc)
 {
     const float scale = 1.0f / sqrtf((float)dim);
     float p[MM_PAGE], max = -INFINITY, den = 0.0f;
@@ -42,7 +43,8 @@ void mm_ref_attn_partial(mm_cache_format format, int32_t dim, const float *q, co
 void mm_ref_attn_finish(mm_cache_format format, int32_t dim, mm_ref_attn_state *s)
 {
     float den = s->den;
-    if (format == MM_CACHE_NVFP4 ? den < 1.0f : den == 0.0f) /* no key at all: acc and the output are 0 */
+    if (format == MM_CACHE_NVFP4 ? den < 1.0f : den == 0.0f) /* no key at all: acc and the output
+                                                                are 0 */
         den = 1.0f;
     for (int32_t j = 0; j < dim; j++)
         s->acc[j] = s->acc[j] / den;
@@ -71,10 +73,12 @@ int64_t mm_ref_attention_scratch(const mm_op_shape *s)
 {
     const size_t head = (size_t)s->n_head * (size_t)s->head_dim, f = sizeof(float);
     const size_t n_index = (size_t)s->n_index_head;
-    size_t n = 2 * mm_arena_size(f * MM_REF_TILE * head) + 2 * mm_arena_size(f * MM_PAGE * (size_t)s->head_dim);
+    size_t n = 2 * mm_arena_size(f * MM_REF_TILE * head) +
+               2 * mm_arena_size(f * MM_PAGE * (size_t)s->head_dim);
     n += mm_arena_size(f * (size_t)s->head_dim);
     n += mm_arena_size(sizeof(mm_ref_attn_state) * MM_REF_TILE * (size_t)s->n_head);
-    n += mm_arena_size(f * MM_REF_TILE * n_index * (size_t)s->index_dim) + mm_arena_size(f * MM_PAGE * (size_t)s->index_dim);
+    n += mm_arena_size(f * MM_REF_TILE * n_index * (size_t)s->index_dim) +
+         mm_arena_size(f * MM_PAGE * (size_t)s->index_dim);
     n += mm_arena_size(f * MM_REF_TILE * n_index * (size_t)max_blocks(s));
     n += mm_arena_size(sizeof(int16_t) * MM_REF_TILE * n_index * (size_t)s->n_top_block);
     return (int64_t)n;
@@ -90,7 +94,8 @@ static mm_status open_work(work *w)
     MM_TRY(mm_ref_floats(w->c, (int64_t)MM_PAGE * s->head_dim, &w->k));
     MM_TRY(mm_ref_floats(w->c, (int64_t)MM_PAGE * s->head_dim, &w->v));
     MM_TRY(mm_ref_floats(w->c, s->head_dim, &w->page_acc));
-    MM_TRY(mm_ref_scratch(w->c, (int64_t)sizeof(mm_ref_attn_state) * MM_REF_TILE * s->n_head, &state));
+    MM_TRY(
+        mm_ref_scratch(w->c, (int64_t)sizeof(mm_ref_attn_state) * MM_REF_TILE * s->n_head, &state));
     w->state = state;
     return MM_OK;
 }
@@ -103,7 +108,8 @@ static void begin_tile(work *w, const void *q)
     mm_ref_round_query(w->cache->k.format, w->q, w->n * head);
     memset(w->acc, 0, (size_t)(w->n * head) * sizeof(float));
     for (int64_t i = 0; i < (int64_t)w->n * s->n_head; i++)
-        w->state[i] = (mm_ref_attn_state){.max = -INFINITY, .den = 0.0f, .acc = w->acc + i * s->head_dim};
+        w->state[i] =
+            (mm_ref_attn_state){.max = -INFINITY, .den = 0.0f, .acc = w->acc + i * s->head_dim};
 }
 
 static void end_tile(work *w, void *o)
@@ -159,19 +165,22 @@ static void choose(const work *w, const mm_attn_sparse_args *a, choice *ch)
 {
     const mm_op_shape *s = w->c->shape;
     const int64_t width = (int64_t)s->n_index_head * s->index_dim;
-    const int32_t n_block = w->seq->pos[w->t + w->n - 1] / MM_PAGE; /* complete before the last row's own */
+    const int32_t n_block = w->seq->pos[w->t + w->n - 1] / MM_PAGE; /* complete before the last
+                                                                       row's own */
     const bool need_score = n_block + 1 > s->n_top_block;
     if (need_score) {
         mm_ref_act_read(s->act, a->iq, w->t * width, w->n * width, ch->iq);
         mm_ref_round_index_query(w->cache->ik.format, ch->iq, w->n * width);
-        mm_ref_index_scores(s, w->seq, &w->cache->ik, w->i_seq, w->t, w->n, ch->iq, n_block, ch->score, ch->key);
+        mm_ref_index_scores(s, w->seq, &w->cache->ik, w->i_seq, w->t, w->n, ch->iq, n_block,
+                            ch->score, ch->key);
     }
     for (int32_t r = 0; r < w->n; r++) {
         ch->is_nan[r] = false;
         for (int32_t g = 0; g < s->n_index_head; g++) {
             const int64_t i = (int64_t)r * s->n_index_head + g;
             const float *score = need_score ? ch->score + i * n_block : NULL;
-            if (!mm_ref_choose_blocks(s, score, w->seq->pos[w->t + r] / MM_PAGE, ch->blocks + i * s->n_top_block))
+            if (!mm_ref_choose_blocks(s, score, w->seq->pos[w->t + r] / MM_PAGE,
+                                      ch->blocks + i * s->n_top_block))
                 ch->is_nan[r] = true;
         }
     }
@@ -229,7 +238,8 @@ static void spoil(work *w, const choice *ch)
     }
 }
 
-mm_status mm_ref_attn_sparse(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_sparse_args *a)
+mm_status mm_ref_attn_sparse(const mm_op_context *c, const mm_seq_view *seq,
+                             const mm_attn_sparse_args *a)
 {
     const mm_op_shape *s = c->shape;
     work w = {.c = c, .seq = seq, .cache = a->cache};
@@ -275,7 +285,8 @@ static void attend_pages(work *w, int32_t g, int32_t window, int32_t n_ctx)
         read_page(w, g, b, (int32_t)mm_min_i64(MM_PAGE, n_held - base));
         for (int32_t r = 0; r < w->n; r++) {
             const int32_t end = n_ctx >= 0 ? n_ctx : pos[r] + 1;
-            const int64_t start = window > 0 ? mm_max_i64(0, (int64_t)pos[r] - window + 1 - base) : 0;
+            const int64_t start =
+                window > 0 ? mm_max_i64(0, (int64_t)pos[r] - window + 1 - base) : 0;
             const int64_t stop = mm_min_i64(MM_PAGE, end - base);
             if (start < stop)
                 merge(w, r, g, (int32_t)start, (int32_t)stop);
@@ -283,8 +294,10 @@ static void attend_pages(work *w, int32_t g, int32_t window, int32_t n_ctx)
     }
 }
 
-/* A key of this step goes through the cache's format as if it had been stored. data, scale: one row of that format. */
-static void through_cache(const mm_plane *plane, const void *src, mm_dtype act, int64_t first, float *out)
+/* A key of this step goes through the cache's format as if it had been stored. data, scale: one row
+ * of that format. */
+static void through_cache(const mm_plane *plane, const void *src, mm_dtype act, int64_t first,
+                          float *out)
 {
     uint8_t data[4 * 16], scale[1]; /* 16 values at a time: no format looks further */
     for (int32_t j = 0; j < plane->dim; j += 16) {
@@ -309,14 +322,16 @@ static void attend_extra(work *w, const mm_attn_dense_args *a, int32_t g)
             through_cache(&w->cache->v, a->extra_v, s->act, first, w->v + (int64_t)i * s->head_dim);
         }
         for (int32_t r = 0; r < w->n; r++) {
-            const int64_t start = a->window > 0 ? mm_max_i64(0, (int64_t)pos[w->t + r] - a->window + 1 - pos[e]) : 0;
+            const int64_t start =
+                a->window > 0 ? mm_max_i64(0, (int64_t)pos[w->t + r] - a->window + 1 - pos[e]) : 0;
             if (start < n_key)
                 merge(w, r, g, (int32_t)start, n_key);
         }
     }
 }
 
-mm_status mm_ref_attn_dense(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_dense_args *a)
+mm_status mm_ref_attn_dense(const mm_op_context *c, const mm_seq_view *seq,
+                            const mm_attn_dense_args *a)
 {
     const mm_op_shape *s = c->shape;
     const bool has_extra = a->extra_k != NULL;

@@ -1,4 +1,5 @@
-/* ref_attn_in.c: projections of a tile of rows, the norm and rotation of each head, and the rows that go into the pages. */
+/* ref_attn_in.c: projections of a tile of rows, the norm and rotation of each head, and the rows
+ * that go into the pages. */
 #include "kernels/ref/ref.h"
 
 static int64_t widest(const mm_op_shape *s)
@@ -24,8 +25,10 @@ typedef struct tile {
     float *row;     /* [D] */
 } tile;
 
-/* y [n, n_head * dim] = r(h W^T); with norm_w also norm, rotation and a second rounding of every head. */
-static void project(const tile *b, const mm_weight *w, const float *norm_w, int32_t n_head, int32_t dim)
+/* y [n, n_head * dim] = r(h W^T); with norm_w also norm, rotation and a second rounding of every
+ * head. */
+static void project(const tile *b, const mm_weight *w, const float *norm_w, int32_t n_head,
+                    int32_t dim)
 {
     const mm_op_shape *s = b->c->shape;
     const int64_t width = (int64_t)n_head * dim;
@@ -53,11 +56,13 @@ static void store(const tile *b, const mm_plane *plane)
         const int32_t p = b->seq->pos[b->t + r];
         const int64_t page = mm_ref_page(b->seq, b->seq->row_seq[b->t + r], p / MM_PAGE);
         for (int32_t g = 0; g < plane->n_head; g++)
-            mm_ref_plane_write(plane, page, g, p % MM_PAGE, b->y + r * width + (int64_t)g * plane->dim);
+            mm_ref_plane_write(plane, page, g, p % MM_PAGE,
+                               b->y + r * width + (int64_t)g * plane->dim);
     }
 }
 
-static void project_key(const tile *b, const mm_weight *w, const float *norm_w, const mm_plane *plane, void *out)
+static void project_key(const tile *b, const mm_weight *w, const float *norm_w,
+                        const mm_plane *plane, void *out)
 {
     const mm_op_shape *s = b->c->shape;
     const int64_t width = (int64_t)s->n_kv_head * s->head_dim;

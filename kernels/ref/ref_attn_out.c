@@ -1,11 +1,13 @@
-/* ref_attn_out.c: the output projection of attention, the end of its branch, and the router that reads the normed rows. */
+/* ref_attn_out.c: the output projection of attention, the end of its branch, and the router that
+ * reads the normed rows. */
 #include "kernels/ref/ref.h"
 
 int64_t mm_ref_attn_out_scratch(const mm_op_shape *s)
 {
     const size_t f = sizeof(float), width = (size_t)s->n_head * (size_t)s->head_dim;
-    return (int64_t)(mm_arena_size(f * (size_t)s->max_rows * (size_t)s->d_model) + mm_arena_size(f * MM_REF_TILE * width) +
-                     mm_arena_size(f * width) + mm_arena_size(f * (size_t)s->d_model) +
+    return (int64_t)(mm_arena_size(f * (size_t)s->max_rows * (size_t)s->d_model) +
+                     mm_arena_size(f * MM_REF_TILE * width) + mm_arena_size(f * width) +
+                     mm_arena_size(f * (size_t)s->d_model) +
                      2 * mm_arena_size(f * (size_t)s->n_expert)) +
            mm_ref_branch_end_scratch(s);
 }
@@ -37,8 +39,8 @@ static void choose_experts(const float *p, const float *bias, int32_t n, int32_t
 }
 
 /* p [n_expert] are the sigmoids. */
-static void route(const mm_op_shape *s, const mm_attn_out_args *a, const float *p, bool has_nan, int32_t *experts,
-                  float *weights)
+static void route(const mm_op_shape *s, const mm_attn_out_args *a, const float *p, bool has_nan,
+                  int32_t *experts, float *weights)
 {
     const int32_t k = s->n_expert_used;
     if (!a->force) {
@@ -69,7 +71,8 @@ static mm_status router(const mm_op_context *c, int64_t n_row, const mm_attn_out
             has_nan = has_nan || isnan(logit);
             p[e] = 1.0f / (1.0f + expf(-logit));
         }
-        route(s, a, p, has_nan, a->experts + t * s->n_expert_used, a->weights + t * s->n_expert_used);
+        route(s, a, p, has_nan, a->experts + t * s->n_expert_used,
+              a->weights + t * s->n_expert_used);
     }
     return MM_OK;
 }

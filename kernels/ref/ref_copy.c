@@ -3,7 +3,8 @@
 
 static void copy_plane(const mm_plane *p, int64_t src, int64_t dst, int64_t n_tok)
 {
-    const int64_t n_data = mm_cache_row_bytes(p->format, p->dim), n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
+    const int64_t n_data = mm_cache_row_bytes(p->format, p->dim),
+                  n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
     for (int64_t g = 0; g < p->n_head; g++) {
         const int64_t from = (src * p->n_head + g) * MM_PAGE, to = (dst * p->n_head + g) * MM_PAGE;
         memcpy(p->data + to * n_data, p->data + from * n_data, (size_t)(n_tok * n_data));
@@ -31,6 +32,7 @@ mm_status mm_ref_gather_rows(const mm_op_context *c, const mm_gather_args *a)
 {
     (void)c;
     for (int64_t i = 0; i < a->n_row; i++)
-        memcpy((uint8_t *)a->out + i * a->n_bytes, (const uint8_t *)a->in + a->row[i] * a->n_bytes, (size_t)a->n_bytes);
+        memcpy((uint8_t *)a->out + i * a->n_bytes, (const uint8_t *)a->in + a->row[i] * a->n_bytes,
+               (size_t)a->n_bytes);
     return MM_OK;
 }

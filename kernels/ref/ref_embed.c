@@ -1,4 +1,5 @@
-/* ref_embed.c: the input rows of a step: token embeddings or rows of the media buffer, and layer 0's norm of them. */
+/* ref_embed.c: the input rows of a step: token embeddings or rows of the media buffer, and layer
+ * 0's norm of them. */
 #include "kernels/ref/ref.h"
 
 static int32_t row_token(const mm_seq_view *seq, int32_t t)
@@ -8,7 +9,8 @@ static int32_t row_token(const mm_seq_view *seq, int32_t t)
     if (token >= 0)
         return token;
     const int32_t slot = seq->slot[seq->row_seq[t]];
-    return token == -1 ? s->last_token[slot] : s->draft_token[(int64_t)slot * (MM_MAX_DECODE_ROWS - 1) - 2 - token];
+    return token == -1 ? s->last_token[slot]
+                       : s->draft_token[(int64_t)slot * (MM_MAX_DECODE_ROWS - 1) - 2 - token];
 }
 
 mm_status mm_ref_embed(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a)

@@ -1,4 +1,5 @@
-/* ref_index.c: block scores from index queries and index keys, and the choice of blocks per row and index head. */
+/* ref_index.c: block scores from index queries and index keys, and the choice of blocks per row and
+ * index head. */
 #include "kernels/ref/ref.h"
 
 /* Largest of the scores, NaN when one is: a broken key must end its request, not lose quietly. */
@@ -7,8 +8,9 @@ static float max_or_nan(float a, float b)
     return isnan(a) || b <= a ? a : b;
 }
 
-void mm_ref_index_scores(const mm_op_shape *s, const mm_seq_view *seq, const mm_plane *ik, int32_t i_seq, int32_t t,
-                         int32_t n_row, const float *iq, int32_t n_block, float *score, float *key)
+void mm_ref_index_scores(const mm_op_shape *s, const mm_seq_view *seq, const mm_plane *ik,
+                         int32_t i_seq, int32_t t, int32_t n_row, const float *iq, int32_t n_block,
+                         float *score, float *key)
 {
     const int32_t n_head = s->n_index_head, dim = s->index_dim;
     const int32_t last = seq->pos[t + n_row - 1];
@@ -46,12 +48,12 @@ bool mm_ref_choose_blocks(const mm_op_shape *s, const float *score, int32_t loca
             return false;
         }
     }
-    /* The best k - 1 blocks below the local one, kept sorted by rank; a forced block ranks before every score. */
+    /* The best k - 1 blocks below the local one, kept sorted by rank. The forced blocks come first
+     * in id order, and no score passes one. */
     const int32_t n_free = k - 1;
     for (int32_t b = 0; b < local && n_free > 0; b++) {
-        const bool is_forced = b < s->n_init_block;
         int32_t i = n;
-        while (i > 0 && out[i - 1] >= s->n_init_block && (is_forced || score[b] > score[out[i - 1]]))
+        while (i > 0 && out[i - 1] >= s->n_init_block && score[b] > score[out[i - 1]])
             i--;
         if (i == n_free)
             continue;

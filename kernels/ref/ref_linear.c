@@ -1,6 +1,6 @@
-/* ref_linear.c: y = x W^T over every format of mm_weight, strided views included. A weight row is decoded once and then
- * multiplied with all rows of x, so a row of y depends on its row of x only. The global scale of NVFP4 divides the
- * finished sum. */
+/* ref_linear.c: y = x W^T over every format of mm_weight, strided views included. A weight row is
+ * decoded once and then multiplied with all rows of x, so a row of y depends on its row of x only.
+ * The global scale of NVFP4 divides the finished sum. */
 #include "kernels/ref/ref.h"
 
 float mm_ref_dot(const float *a, const float *b, int64_t n)
@@ -23,7 +23,8 @@ float mm_ref_dot(const float *a, const float *b, int64_t n)
 mm_status mm_ref_check_weight(const mm_weight *w, const char *name)
 {
     if (w->layout != MM_LAYOUT_CHECKPOINT)
-        return MM_FAIL(MM_E_UNSUPPORTED, "ref: weight %s is packed; ref reads checkpoint order only", name);
+        return MM_FAIL(MM_E_UNSUPPORTED,
+                       "ref: weight %s is packed; ref reads checkpoint order only", name);
     switch (w->format) {
     case MM_WEIGHT_F32:
     case MM_WEIGHT_BF16:
@@ -39,12 +40,15 @@ mm_status mm_ref_check_weight(const mm_weight *w, const char *name)
     case MM_WEIGHT_NONE:
         return MM_FAIL(MM_E_UNSUPPORTED, "ref: weight %s is missing", name);
     }
-    return MM_FAIL(MM_E_UNSUPPORTED, "ref: weight %s [%lld, %lld]: the width must be a multiple of %d and scales present",
-                   name, (long long)w->n_out, (long long)w->n_in, w->format == MM_WEIGHT_MXFP8 ? 32 : 16);
+    return MM_FAIL(
+        MM_E_UNSUPPORTED,
+        "ref: weight %s [%lld, %lld]: the width must be a multiple of %d and scales present", name,
+        (long long)w->n_out, (long long)w->n_in, w->format == MM_WEIGHT_MXFP8 ? 32 : 16);
 }
 
 static void mxfp8_row(const uint8_t *code, const uint8_t *scale, int64_t n, float *out)
 {
+    MM_ASSERT(scale != NULL); /* mm_ref_check_weight */
     for (int64_t b = 0; b < n / 32; b++) {
         const float s = mm_f32_from_e8m0(scale[b]);
         for (int j = 0; j < 32; j++)
@@ -54,6 +58,7 @@ static void mxfp8_row(const uint8_t *code, const uint8_t *scale, int64_t n, floa
 
 static void nvfp4_row(const uint8_t *code, const uint8_t *scale, int64_t n, float *out)
 {
+    MM_ASSERT(scale != NULL);
     for (int64_t b = 0; b < n / 16; b++) {
         const float s = mm_f32_from_e4m3(scale[b]);
         for (int j = 0; j < 16; j++)
@@ -88,7 +93,8 @@ void mm_ref_weight_row(const mm_weight *w, int64_t i, float *out)
     MM_ASSERT(!"a weight without a format");
 }
 
-void mm_ref_linear(const mm_weight *w, const float *x, int64_t n_row, float *y, int64_t y_stride, float *row)
+void mm_ref_linear(const mm_weight *w, const float *x, int64_t n_row, float *y, int64_t y_stride,
+                   float *row)
 {
     for (int64_t i = 0; i < w->n_out; i++) {
         mm_ref_weight_row(w, i, row);

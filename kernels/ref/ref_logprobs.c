@@ -1,5 +1,5 @@
-/* ref_logprobs.c: log-probabilities and ranks of chosen, best and listed ids. All modes order ids as their logits do, so
- * ranks are exact whatever the rounding of a log-softmax. */
+/* ref_logprobs.c: log-probabilities and ranks of chosen, best and listed ids. All modes order ids
+ * as their logits do, so ranks are exact whatever the rounding of a log-softmax. */
 #include "kernels/ref/ref.h"
 
 /* What a row is scored on: value(v) = at[v] * gain - shift, or at[v] itself. */
@@ -7,7 +7,7 @@ typedef struct score {
     const float *at;
     float temperature; /* 1: none */
     bool is_logit;
-    double shift;      /* log of the sum of exp */
+    double shift; /* log of the sum of exp */
 } score;
 
 static float tempered(const score *s, int32_t v)
@@ -74,8 +74,10 @@ static const int32_t *list_of(const mm_logprob_args *a, int32_t i)
     return a->slots->logprob_token + (int64_t)a->out->row_slot[i] * MM_MAX_LIST;
 }
 
-/* order: ids by rank; place: rank - 1 of every id. Both only when there are top or listed entries. */
-static void fill_row(const mm_logprob_args *a, int32_t i, int32_t token, int32_t n, uint32_t *order, uint32_t *place)
+/* order: ids by rank; place: rank - 1 of every id. Both only when there are top or
+ * listed entries. */
+static void fill_row(const mm_logprob_args *a, int32_t i, int32_t token, int32_t n, uint32_t *order,
+                     uint32_t *place)
 {
     const score s = score_of_mode(a, i, n);
     const int32_t n_top = a->out->n_top[i], n_list = a->out->n_list[i];

@@ -1,5 +1,5 @@
-/* ref_moe.c: the clamped SwiGLU MLP, alone (dense layers) and as experts. An expert gathers its rows, so a row's sum goes
- * over its experts in ascending id whatever the other rows chose. */
+/* ref_moe.c: the clamped SwiGLU MLP, alone (dense layers) and as experts. An expert gathers its
+ * rows, so a row's sum goes over its experts in ascending id whatever the other rows chose. */
 #include "kernels/ref/ref.h"
 
 static int64_t widest(const mm_op_shape *s)
@@ -10,12 +10,14 @@ static int64_t widest(const mm_op_shape *s)
 int64_t mm_ref_moe_scratch(const mm_op_shape *s)
 {
     const size_t f = sizeof(float), d = (size_t)s->d_model, w = (size_t)widest(s);
-    return (int64_t)(mm_arena_size(f * (size_t)s->max_rows * d) + 2 * mm_arena_size(f * MM_REF_TILE * d) +
+    return (int64_t)(mm_arena_size(f * (size_t)s->max_rows * d) +
+                     2 * mm_arena_size(f * MM_REF_TILE * d) +
                      2 * mm_arena_size(f * MM_REF_TILE * w) + mm_arena_size(f * (d > w ? d : w))) +
            mm_ref_branch_end_scratch(s);
 }
 
-/* (u + beta) * g * sigmoid(alpha * g) of clamped values; written with comparisons so that a NaN stays one. */
+/* (u + beta) * g * sigmoid(alpha * g) of clamped values; written with comparisons so that a NaN
+ * stays one. */
 static float swiglu(const mm_op_shape *s, float g, float u)
 {
     const float limit = s->swiglu_limit;
@@ -24,8 +26,9 @@ static float swiglu(const mm_op_shape *s, float g, float u)
     return (u + s->swiglu_beta) * g * (1.0f / (1.0f + expf(-(s->swiglu_alpha * g))));
 }
 
-void mm_ref_mlp(const mm_op_shape *s, const mm_weight *gate, const mm_weight *up, const mm_weight *down,
-                const float *h, int64_t n_row, float *y, float *g, float *u, float *row)
+void mm_ref_mlp(const mm_op_shape *s, const mm_weight *gate, const mm_weight *up,
+                const mm_weight *down, const float *h, int64_t n_row, float *y, float *g, float *u,
+                float *row)
 {
     const int64_t width = gate->n_out;
     mm_ref_linear(gate, h, n_row, g, width, row);
@@ -35,7 +38,9 @@ void mm_ref_mlp(const mm_op_shape *s, const mm_weight *gate, const mm_weight *up
     mm_ref_linear(down, g, n_row, y, s->d_model, row);
 }
 
-typedef struct mlp_scratch { float *h, *y, *g, *u, *row; } mlp_scratch; /* [TILE, D] x 2, [TILE, F] x 2, [max(D, F)] */
+typedef struct mlp_scratch {
+    float *h, *y, *g, *u, *row;
+} mlp_scratch; /* [TILE, D] x 2, [TILE, F] x 2, [max(D, F)] */
 
 static mm_status open_scratch(const mm_op_context *c, mlp_scratch *m)
 {
@@ -47,14 +52,15 @@ static mm_status open_scratch(const mm_op_context *c, mlp_scratch *m)
     return mm_ref_floats(c, mm_max_i64(d, w), &m->row);
 }
 
-static mm_status check_mlp(const mm_op_shape *s, const mm_weight *gate, const mm_weight *up, const mm_weight *down)
+static mm_status check_mlp(const mm_op_shape *s, const mm_weight *gate, const mm_weight *up,
+                           const mm_weight *down)
 {
     MM_TRY(mm_ref_check_weight(gate, "gate"));
     MM_TRY(mm_ref_check_weight(up, "up"));
     MM_TRY(mm_ref_check_weight(down, "down"));
     if (gate->n_out > widest(s))
-        return MM_FAIL(MM_E_SHAPE, "ref: an MLP is %lld wide, the shape says at most %lld", (long long)gate->n_out,
-                       (long long)widest(s));
+        return MM_FAIL(MM_E_SHAPE, "ref: an MLP is %lld wide, the shape says at most %lld",
+                       (long long)gate->n_out, (long long)widest(s));
     return MM_OK;
 }
 
@@ -77,8 +83,8 @@ mm_status mm_ref_mlp_op(const mm_op_context *c, const mm_seq_view *seq, const mm
 }
 
 /* Runs the n gathered rows through one expert; acc[row[r]] += gain[r] * y[r]. */
-static void run_rows(const mm_op_shape *s, const mm_weight *const w[3], const mlp_scratch *m, const int64_t *row,
-                     const float *gain, int64_t n, float *acc)
+static void run_rows(const mm_op_shape *s, const mm_weight *const w[3], const mlp_scratch *m,
+                     const int64_t *row, const float *gain, int64_t n, float *acc)
 {
     const int64_t d = s->d_model;
     mm_ref_mlp(s, w[0], w[1], w[2], m->h, n, m->y, m->g, m->u, m->row);
@@ -89,7 +95,8 @@ static void run_rows(const mm_op_shape *s, const mm_weight *const w[3], const ml
     }
 }
 
-static void run_expert(const mm_op_shape *s, const mm_moe_args *a, int64_t n_row, int32_t e, const mlp_scratch *m)
+static void run_expert(const mm_op_shape *s, const mm_moe_args *a, int64_t n_row, int32_t e,
+                       const mlp_scratch *m)
 {
     const mm_weight *const w[3] = {&a->w->w1[e], &a->w->w3[e], &a->w->w2[e]};
     const int32_t k = s->n_expert_used;
@@ -110,7 +117,8 @@ static void run_expert(const mm_op_shape *s, const mm_moe_args *a, int64_t n_row
         run_rows(s, w, m, row, gain, n, a->acc);
 }
 
-static void run_shared(const mm_op_shape *s, const mm_moe_args *a, int64_t n_row, const mlp_scratch *m)
+static void run_shared(const mm_op_shape *s, const mm_moe_args *a, int64_t n_row,
+                       const mlp_scratch *m)
 {
     const mm_expert_weights *x = a->w;
     const mm_weight *const w[3] = {&x->shared_gate, &x->shared_up, &x->shared_down};

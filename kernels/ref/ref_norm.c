@@ -1,4 +1,5 @@
-/* ref_norm.c: the zero-centred RMS norm, and the end of a residual branch: the norm reads the unrounded sum. */
+/* ref_norm.c: the zero-centred RMS norm, and the end of a residual branch: the norm reads the
+ * unrounded sum. */
 #include "kernels/ref/ref.h"
 
 void mm_ref_norm(const float *v, const float *w, int64_t n, float eps, float *out)
@@ -30,7 +31,8 @@ static mm_status reduce(const mm_op_context *c, int64_t n, float *y)
     return MM_OK;
 }
 
-mm_status mm_ref_branch_end(const mm_op_context *c, int64_t n_row, float *y, void *x, const float *norm_w, void *h)
+mm_status mm_ref_branch_end(const mm_op_context *c, int64_t n_row, float *y, void *x,
+                            const float *norm_w, void *h)
 {
     const mm_op_shape *s = c->shape;
     const int64_t d = s->d_model;

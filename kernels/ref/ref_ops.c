@@ -1,4 +1,5 @@
-/* ref_ops.c: the table of the reference backend, what shapes it takes and how much scratch its ops need. */
+/* ref_ops.c: the table of the reference backend, what shapes it takes and how much scratch its ops
+ * need. */
 #include "kernels/ref/ref.h"
 
 static size_t scratch_bytes(const mm_op_shape *s, int32_t n_thread)
@@ -17,31 +18,36 @@ static mm_status check_width(const char *name, int32_t n, int32_t step)
 {
     if (n > 0 && n % step == 0)
         return MM_OK;
-    return MM_FAIL_PARAM(MM_E_UNSUPPORTED, name, -1, "ref: %s is %d; it must be a positive multiple of %d", name, n, step);
+    return MM_FAIL_PARAM(MM_E_UNSUPPORTED, name, -1,
+                         "ref: %s is %d; it must be a positive multiple of %d", name, n, step);
 }
 
 static mm_status check_shape(const mm_op_shape *s)
 {
     if (s->act != MM_DTYPE_F32 && s->act != MM_DTYPE_BF16)
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "dtype", -1, "ref: activations are float32 or bfloat16, not %s",
+        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "dtype", -1,
+                             "ref: activations are float32 or bfloat16, not %s",
                              mm_dtype_name(s->act));
     MM_TRY(check_width("d_model", s->d_model, 16));
     MM_TRY(check_width("head_dim", s->head_dim, 16));
     if (s->n_kv_head < 1 || s->n_head % s->n_kv_head != 0)
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_head", -1, "ref: %d query heads do not divide into %d KV heads", s->n_head,
+        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_head", -1,
+                             "ref: %d query heads do not divide into %d KV heads", s->n_head,
                              s->n_kv_head);
     if (s->n_rotary < 0 || s->n_rotary % 2 != 0 || s->n_rotary > s->head_dim)
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_rotary", -1, "ref: %d rotary dims of a head of %d", s->n_rotary,
-                             s->head_dim);
+        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_rotary", -1,
+                             "ref: %d rotary dims of a head of %d", s->n_rotary, s->head_dim);
     if (s->n_index_head > 0) {
         MM_TRY(check_width("index_dim", s->index_dim, 16));
         if (s->n_index_head != s->n_kv_head || s->n_rotary > s->index_dim || s->n_top_block < 1)
-            return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_index_head", -1,
-                                 "ref: %d index heads of %d for %d KV heads, %d rotary dims, %d blocks", s->n_index_head,
-                                 s->index_dim, s->n_kv_head, s->n_rotary, s->n_top_block);
+            return MM_FAIL_PARAM(
+                MM_E_UNSUPPORTED, "n_index_head", -1,
+                "ref: %d index heads of %d for %d KV heads, %d rotary dims, %d blocks",
+                s->n_index_head, s->index_dim, s->n_kv_head, s->n_rotary, s->n_top_block);
     }
     if (s->n_expert > 0 && (s->n_expert_used < 1 || s->n_expert_used > s->n_expert))
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_expert_used", -1, "ref: %d of %d experts", s->n_expert_used, s->n_expert);
+        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_expert_used", -1, "ref: %d of %d experts",
+                             s->n_expert_used, s->n_expert);
     const int32_t width[] = {s->d_expert, s->d_shared, s->d_dense};
     const char *const name[] = {"d_expert", "d_shared", "d_dense"};
     for (int i = 0; i < 3; i++) {

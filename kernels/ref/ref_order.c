@@ -1,4 +1,5 @@
-/* ref_order.c: order of values: maximum, arg-max, NaN test, and a stable sort without allocation (radix, 8 bits a pass). */
+/* ref_order.c: order of values: maximum, arg-max, NaN test, and a stable sort without allocation
+ * (radix, 8 bits a pass). */
 #include "kernels/ref/ref.h"
 
 float mm_ref_max(const float *v, int32_t n)

@@ -1,8 +1,9 @@
-/* ref_quant.c: rows of the caches in their four formats, written and read, and the operands that multiply with them.
- * A NaN stays a NaN in every format. */
+/* ref_quant.c: rows of the caches in their four formats, written and read, and the operands that
+ * multiply with them. A NaN stays a NaN in every format. */
 #include "kernels/ref/ref.h"
 
-/* 16 values, already bf16: the KV4 rule, but a block with a NaN gets a NaN scale and so reads as NaN throughout. */
+/* 16 values, already bf16: the KV4 rule, but a block with a NaN gets a NaN scale and so reads as
+ * NaN throughout. */
 static void write_nvfp4_block(const float *x, uint8_t *codes8, uint8_t *scale)
 {
     for (int i = 0; i < 16; i++) {
@@ -15,7 +16,8 @@ static void write_nvfp4_block(const float *x, uint8_t *codes8, uint8_t *scale)
     mm_kv4_quantize16(x, codes8, scale);
 }
 
-void mm_ref_cache_write(mm_cache_format format, int32_t dim, const float *x, uint8_t *data, uint8_t *scale)
+void mm_ref_cache_write(mm_cache_format format, int32_t dim, const float *x, uint8_t *data,
+                        uint8_t *scale)
 {
     switch (format) {
     case MM_CACHE_F32:
@@ -42,7 +44,8 @@ void mm_ref_cache_write(mm_cache_format format, int32_t dim, const float *x, uin
     }
 }
 
-void mm_ref_cache_read(mm_cache_format format, int32_t dim, const uint8_t *data, const uint8_t *scale, float *out)
+void mm_ref_cache_read(mm_cache_format format, int32_t dim, const uint8_t *data,
+                       const uint8_t *scale, float *out)
 {
     switch (format) {
     case MM_CACHE_F32:
@@ -60,6 +63,7 @@ void mm_ref_cache_read(mm_cache_format format, int32_t dim, const uint8_t *data,
             out[j] = mm_f32_from_e4m3(data[j]);
         return;
     case MM_CACHE_NVFP4:
+        MM_ASSERT(scale != NULL);
         for (int32_t j = 0; j < dim; j++)
             out[j] = mm_kv4_operand(mm_e2m1_at(data, j), scale[j / 16]);
         return;
@@ -73,16 +77,20 @@ static int64_t plane_row(const mm_plane *p, int64_t page, int32_t head, int32_t 
     return (page * p->n_head + head) * MM_PAGE + offset;
 }
 
-void mm_ref_plane_write(const mm_plane *p, int64_t page, int32_t head, int32_t offset, const float *x)
+void mm_ref_plane_write(const mm_plane *p, int64_t page, int32_t head, int32_t offset,
+                        const float *x)
 {
     const int64_t row = plane_row(p, page, head, offset);
-    uint8_t *scale = p->scale != NULL ? p->scale + row * mm_cache_row_scale_bytes(p->format, p->dim) : NULL;
-    mm_ref_cache_write(p->format, p->dim, x, p->data + row * mm_cache_row_bytes(p->format, p->dim), scale);
+    uint8_t *scale =
+        p->scale != NULL ? p->scale + row * mm_cache_row_scale_bytes(p->format, p->dim) : NULL;
+    mm_ref_cache_write(p->format, p->dim, x, p->data + row * mm_cache_row_bytes(p->format, p->dim),
+                       scale);
 }
 
 void mm_ref_plane_read(const mm_plane *p, int64_t page, int32_t head, int32_t n_key, float *out)
 {
-    const int64_t n_byte = mm_cache_row_bytes(p->format, p->dim), n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
+    const int64_t n_byte = mm_cache_row_bytes(p->format, p->dim),
+                  n_scale = mm_cache_row_scale_bytes(p->format, p->dim);
     const int64_t row = plane_row(p, page, head, 0);
     for (int64_t i = 0; i < n_key; i++) {
         const uint8_t *scale = p->scale != NULL ? p->scale + (row + i) * n_scale : NULL;

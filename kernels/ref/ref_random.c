@@ -1,5 +1,6 @@
-/* ref_random.c: Philox4x32-10 (Salmon et al. 2011) and the uniform number that a draw takes from it: a pure function of
- * seed, tokens emitted, lane and use, so that batches, slots and ranks cannot change it. */
+/* ref_random.c: Philox4x32-10 (Salmon et al. 2011) and the uniform number that a draw takes from
+ * it: a pure function of seed, tokens emitted, lane and use, so that batches, slots and ranks
+ * cannot change it. */
 #include "kernels/ref/ref.h"
 
 void mm_ref_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4])

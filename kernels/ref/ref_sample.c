@@ -1,5 +1,6 @@
-/* ref_sample.c: from logits to a token, in the normative order: masks, bias, penalties, temperature, min_p, top_k, top_p,
- * draw. Each stage is a function over one row, so that tests and verification reach it. A filtered id is -inf. */
+/* ref_sample.c: from logits to a token, in the normative order: masks, bias, penalties,
+ * temperature, min_p, top_k, top_p, draw. Each stage is a function over one row, so that tests and
+ * verification reach it. A filtered id is -inf. */
 #include "kernels/ref/ref.h"
 
 int64_t mm_ref_sample_scratch(const mm_op_shape *s)
@@ -9,7 +10,8 @@ int64_t mm_ref_sample_scratch(const mm_op_shape *s)
 
 /* ---------------------------------------------------------------- masks */
 
-/* Generated token `back` places ago (1: the newest), the lanes before this row counted; -1: not generated. */
+/* Generated token `back` places ago (1: the newest), the lanes before this row counted; -1: not
+ * generated. */
 static int32_t generated(const mm_ref_row *r, int32_t back)
 {
     if (back <= r->lane)
@@ -32,7 +34,8 @@ static void mask_bad_words(const mm_ref_row *r, float *work)
     }
 }
 
-void mm_ref_mask(const mm_ref_row *r, const int32_t never_token[16], const float *logits, float *work)
+void mm_ref_mask(const mm_ref_row *r, const int32_t never_token[16], const float *logits,
+                 float *work)
 {
     const mm_slots *s = r->slots;
     memcpy(work, logits, (size_t)r->n_vocab * sizeof(float));
@@ -61,7 +64,8 @@ void mm_ref_mask(const mm_ref_row *r, const int32_t never_token[16], const float
 
 static bool has_penalty(const mm_slot_params *p)
 {
-    return p->repetition_penalty != 1.0f || p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f;
+    return p->repetition_penalty != 1.0f || p->frequency_penalty != 0.0f ||
+           p->presence_penalty != 0.0f;
 }
 
 static float penalised(const mm_slot_params *p, float l, bool is_in_prompt, int32_t count)
@@ -80,7 +84,8 @@ void mm_ref_penalise(const mm_ref_row *r, float *work)
     const mm_slots *s = r->slots;
     for (int32_t i = 0; i < r->p->n_bias; i++) {
         const int64_t k = (int64_t)r->slot * MM_MAX_LIST + i;
-        if (s->bias_token[k] != r->forced || s->bias_value[k] != -INFINITY) /* -inf is a mask: a forced id ignores it */
+        /* -inf is a mask: a forced id ignores it */
+        if (s->bias_token[k] != r->forced || s->bias_value[k] != -INFINITY)
             work[s->bias_token[k]] += s->bias_value[k];
     }
     if (!has_penalty(r->p))
@@ -91,7 +96,8 @@ void mm_ref_penalise(const mm_ref_row *r, float *work)
         int32_t count = n_out[v];
         for (int32_t k = 0; k < r->lane; k++)
             count += r->lane_token[-k] == v;
-        const bool is_in_prompt = r->p->repetition_penalty != 1.0f && (in_prompt[v / 32] >> (v % 32) & 1) != 0;
+        const bool is_in_prompt =
+            r->p->repetition_penalty != 1.0f && (in_prompt[v / 32] >> (v % 32) & 1) != 0;
         work[v] = penalised(r->p, work[v], is_in_prompt, count);
     }
 }
@@ -102,7 +108,9 @@ void mm_ref_weights(const float *work, int32_t n_vocab, float *weight)
 {
     const float max = mm_ref_max(work, n_vocab);
     for (int32_t v = 0; v < n_vocab; v++)
-        weight[v] = work[v] == max && max > -INFINITY ? 1.0f : work[v] > -INFINITY ? expf(work[v] - max) : 0.0f;
+        weight[v] = work[v] == max && max > -INFINITY ? 1.0f
+                    : work[v] > -INFINITY             ? expf(work[v] - max)
+                                                      : 0.0f;
 }
 
 /* p_i >= min_p * max(p), on logits: the same for every implementation of exp. */
@@ -125,7 +133,8 @@ static void filter_top_k(int32_t k, int32_t n_vocab, float *work, const uint32_t
 }
 
 /* Sums in double: the set must not depend on how a vocabulary is cut. */
-static void filter_top_p(float top_p, int32_t n_vocab, float *work, float *weight, const uint32_t *order)
+static void filter_top_p(float top_p, int32_t n_vocab, float *work, float *weight,
+                         const uint32_t *order)
 {
     double total = 0.0, mass = 0.0;
     mm_ref_weights(work, n_vocab, weight);
@@ -140,13 +149,15 @@ static void filter_top_p(float top_p, int32_t n_vocab, float *work, float *weigh
         work[order[n]] = -INFINITY;
 }
 
-void mm_ref_filter(const mm_slot_params *p, int32_t n_vocab, float *work, float *weight, uint32_t *order, uint32_t *tmp)
+void mm_ref_filter(const mm_slot_params *p, int32_t n_vocab, float *work, float *weight,
+                   uint32_t *order, uint32_t *tmp)
 {
     const bool has_top_k = p->top_k > 0 && p->top_k < n_vocab, has_top_p = p->top_p < 1.0f;
     if (p->min_p > 0.0f)
         filter_min_p(p->min_p, n_vocab, work);
     if (has_top_k || has_top_p)
-        mm_ref_sort_descending(work, n_vocab, order, tmp); /* filtering keeps the order of what stays */
+        mm_ref_sort_descending(work, n_vocab, order, tmp); /* filtering keeps the order of what
+                                                              stays */
     if (has_top_k)
         filter_top_k(p->top_k, n_vocab, work, order);
     if (has_top_p)
@@ -180,8 +191,9 @@ static int32_t block_length(int32_t n_vocab, int32_t first)
     return n_vocab - first < DRAW_BLOCK ? n_vocab - first : DRAW_BLOCK;
 }
 
-/* The first id whose cumulated weight exceeds u * total. Rounding may let the ids of a block add up to less than its
- * sum: then it is the last id of the block with weight; -1 only when there is no weight at all. */
+/* The first id whose cumulated weight exceeds u * total. Rounding may let the ids of a block add up
+ * to less than its sum: then it is the last id of the block with weight; -1 only when there is no
+ * weight at all. */
 int32_t mm_ref_draw(const float *weight, int32_t n_vocab, double u)
 {
     float total = 0.0f, below = 0.0f;
@@ -211,11 +223,14 @@ int32_t mm_ref_draw(const float *weight, int32_t n_vocab, double u)
 
 /* ---------------------------------------------------------------- the op */
 
-typedef struct scratch { float *weight; uint32_t *order, *tmp; } scratch; /* [V] each */
+typedef struct scratch {
+    float *weight;
+    uint32_t *order, *tmp;
+} scratch; /* [V] each */
 
 /* The distribution of one row in work and its token; fills flag. */
-static int32_t sample_row(const mm_op_shape *s, const mm_ref_row *r, const float *logits, float *work, const scratch *x,
-                          uint8_t *flag)
+static int32_t sample_row(const mm_op_shape *s, const mm_ref_row *r, const float *logits,
+                          float *work, const scratch *x, uint8_t *flag)
 {
     const int32_t n = r->n_vocab;
     const mm_slot_params *p = r->p;
@@ -244,7 +259,8 @@ static int32_t sample_row(const mm_op_shape *s, const mm_ref_row *r, const float
         return r->forced;
     mm_ref_weights(work, n, x->weight);
     const uint64_t n_emitted = (uint64_t)r->slots->n_emitted[r->slot];
-    return mm_ref_draw(x->weight, n, mm_ref_uniform(p->seed, n_emitted, (uint32_t)r->lane, MM_RNG_TARGET));
+    return mm_ref_draw(x->weight, n,
+                       mm_ref_uniform(p->seed, n_emitted, (uint32_t)r->lane, MM_RNG_TARGET));
 }
 
 /* The slot goes on by the token of output row i of the step. */
@@ -288,8 +304,13 @@ mm_status mm_ref_sample(const mm_op_context *c, const mm_sample_args *a)
             continue;
         const int64_t at = (int64_t)(i - a->first) * n_vocab;
         const int32_t slot = out->row_slot[i];
-        const mm_ref_row r = {.p = &a->slots->params[slot], .slots = a->slots, .slot = slot, .lane = out->lane[i],
-                              .n_vocab = n_vocab, .lane_token = out->row_token + i, .forced = out->token[i]};
+        const mm_ref_row r = {.p = &a->slots->params[slot],
+                              .slots = a->slots,
+                              .slot = slot,
+                              .lane = out->lane[i],
+                              .n_vocab = n_vocab,
+                              .lane_token = out->row_token + i,
+                              .forced = out->token[i]};
         a->token[i] = sample_row(s, &r, a->logits + at, a->work + at, &x, &a->flag[i]);
         if (a->commit)
             commit_row(&r, out->blob, i, a->token[i]);
