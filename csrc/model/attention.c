@@ -13,7 +13,7 @@ static mm_status project(mm_model *m, const mm_step *step, int32_t i)
                                .h = m->buf.h,
                                .q = m->buf.q,
                                .iq = is_sparse ? m->buf.iq : NULL};
-    MM_TRY(m->backend->ops->attn_in(&m->ctx, step->seq, &a));
+    MM_TRY(m->ops->attn_in(&m->ctx, step->seq, &a));
     MM_TRY(mm_probe(m, "attn_q", i, m->buf.q, s->act, step->seq->n_row,
                     (int64_t)s->n_head * s->head_dim));
     if (!is_sparse)
@@ -36,14 +36,14 @@ static mm_status attend_sparse(mm_model *m, const mm_step *step, int32_t i)
                                    .force = is_forced,
                                    .n_read = m->buf.n_read,
                                    .o = m->buf.o};
-    MM_TRY(m->backend->ops->attn_sparse(&m->ctx, step->seq, &a));
+    MM_TRY(m->ops->attn_sparse(&m->ctx, step->seq, &a));
     return is_wanted ? mm_trace_get_blocks(m, step, i) : MM_OK;
 }
 
 static mm_status attend_dense(mm_model *m, const mm_step *step, int32_t i)
 {
     const mm_attn_dense_args a = {.cache = &m->cache[i], .q = m->buf.q, .o = m->buf.o};
-    return m->backend->ops->attn_dense(&m->ctx, step->seq, &a);
+    return m->ops->attn_dense(&m->ctx, step->seq, &a);
 }
 
 /* The router belongs to this op: it reads the normed rows that the experts will read. */
@@ -63,7 +63,7 @@ static mm_status project_back(mm_model *m, const mm_step *step, int32_t i)
                                 .experts = m->buf.experts,
                                 .weights = m->buf.expert_weights,
                                 .force = is_forced};
-    MM_TRY(m->backend->ops->attn_out(&m->ctx, step->seq, &a));
+    MM_TRY(m->ops->attn_out(&m->ctx, step->seq, &a));
     if (layer->is_moe && step->trace != NULL)
         MM_TRY(mm_trace_get_experts(m, step, i));
     if (layer->is_moe)

@@ -71,6 +71,13 @@ static void check_real(mm_problems *p, const char *field, double value, double l
         mm_problems_add(p, field, "%s is %g, expected %g to %g", field, value, low, high);
 }
 
+/* Kernels take 16 columns at a time: the columns under one NVFP4 scale. */
+static void check_width(mm_problems *p, const char *field, int32_t value, int32_t low)
+{
+    if (check_range(p, field, value, low, MAX_WIDTH) && value % 16 != 0)
+        mm_problems_add(p, field, "%s is %d, expected a multiple of 16", field, value);
+}
+
 static void check_attention(mm_problems *p, const mm_config *c)
 {
     const bool has_q = check_range(p, "num_attention_heads", c->n_head, 1, MAX_HEAD);
@@ -131,8 +138,8 @@ static void check_moe(mm_problems *p, const mm_config *c)
         mm_problems_add(p, "num_experts_per_tok",
                         "num_experts_per_tok is %d, larger than num_local_experts %d",
                         c->n_expert_used, c->n_expert);
-    check_range(p, "intermediate_size", c->d_expert, 1, MAX_WIDTH);
-    check_range(p, "shared_intermediate_size", c->d_shared, 0, MAX_WIDTH);
+    check_width(p, "intermediate_size", c->d_expert, 16);
+    check_width(p, "shared_intermediate_size", c->d_shared, 0);
     check_real(p, "routed_scaling_factor", c->routed_scale, -1e6, 1e6);
 }
 
@@ -144,7 +151,7 @@ mm_status mm_config_check(const mm_config *c)
     mm_problems p = {0};
     const bool has_layers = check_range(&p, "num_hidden_layers", c->n_layer, 1, MAX_LAYER);
     check_range(&p, "vocab_size", c->n_vocab, 1, MAX_VOCAB);
-    check_range(&p, "hidden_size", c->d_model, 1, MAX_WIDTH);
+    check_width(&p, "hidden_size", c->d_model, 16);
     check_attention(&p, c);
     check_range(&p, "max_position_embeddings", c->max_position, 1, MAX_POSITION);
     check_real(&p, "rms_norm_eps", c->rms_eps, 0.0, 1.0);
@@ -161,7 +168,7 @@ mm_status mm_config_check(const mm_config *c)
         if (mm_config_has_moe(c))
             check_moe(&p, c);
         if (mm_config_has_dense_mlp(c))
-            check_range(&p, "dense_intermediate_size", c->d_dense, 1, MAX_WIDTH);
+            check_width(&p, "dense_intermediate_size", c->d_dense, 16);
     }
     for (size_t i = 0; i < MM_ARRAY_LEN(c->never_token); i++)
         if (c->never_token[i] < -1 || c->never_token[i] >= c->n_vocab)

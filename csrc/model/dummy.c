@@ -105,7 +105,8 @@ static void fill_bf16(uint64_t key, double std, mm_slice s, const mm_weight *m)
 /* Codes are e4m3 of a normal times `unit`; a block's exponent is one of two, by a hash bit. */
 static void fill_mxfp8(uint64_t key, double std, mm_slice s, const mm_weight *m)
 {
-    /* the scales 2^k and 2^(k-1) have the mean square 0.625 * 4^k; unit in [32, 64): |code| < 448 */
+    /* the scales 2^k and 2^(k-1) have the mean square 0.625 * 4^k; unit in [32, 64):
+     * |code| < 448 */
     int k;
     const double unit = 64.0 * frexp(std / sqrt(0.625), &k);
     k -= 6;

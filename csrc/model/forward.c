@@ -19,7 +19,7 @@ static mm_status embed(mm_model *m, const mm_step *step)
 {
     const mm_embed_args a = {
         .embed = &m->embed, .norm_w = m->layer[0].input_norm, .x = m->buf.x, .h = m->buf.h};
-    MM_TRY(m->backend->ops->embed(&m->ctx, step->seq, &a));
+    MM_TRY(m->ops->embed(&m->ctx, step->seq, &a));
     return mm_probe(m, "embed", -1, m->buf.x, m->shape.act, step->seq->n_row, m->config.d_model);
 }
 
@@ -36,7 +36,7 @@ mm_status mm_model_forward(mm_model *m, const mm_seq_view *seq, const mm_trace *
                            int32_t trace_first)
 {
     const mm_step step = {.seq = seq, .trace = trace, .trace_first = trace_first};
-    const mm_ops *ops = m->backend->ops;
+    const mm_ops *ops = m->ops;
     if (seq->n_row == 0)
         return MM_OK;
     MM_TRY(embed(m, &step));
@@ -53,6 +53,6 @@ mm_status mm_model_logits(mm_model *m, const int32_t *row, int32_t n, float *log
     if (n == 0)
         return MM_OK;
     const mm_head_args a = {.w = &m->head, .h = m->buf.h, .row = row, .n_out = n, .logits = logits};
-    MM_TRY(m->backend->ops->head(&m->ctx, &a));
+    MM_TRY(m->ops->head(&m->ctx, &a));
     return mm_probe(m, "logits", -1, logits, MM_DTYPE_F32, n, m->config.n_vocab);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "csrc/base/log.h"
+#include "csrc/model/check.h"
 #include "csrc/model/config.h"
 #include "csrc/model/probe.h"
 #include "csrc/model/shape.h"
@@ -232,6 +233,7 @@ static mm_status open_model(mm_model *m, const mm_model_options *opt)
     MM_TRY(open_buffers(m));
     MM_TRY(load_weights(m, opt));
     MM_TRY(open_rope(m));
+    MM_TRY(mm_check_open(m));
     MM_TRY(mm_probe_open(m));
     mm_weights_seal(m->weights);
     return MM_OK;
@@ -257,6 +259,7 @@ void mm_model_close(mm_model *m)
     if (m == NULL)
         return;
     mm_probe_close(m);
+    mm_check_close(m);
     mm_weights_close(m->weights);
     for (int32_t i = 0; i < m->n_block; i++)
         m->backend->free(m->backend, m->block[i]);

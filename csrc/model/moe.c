@@ -14,7 +14,7 @@ mm_status mm_mlp(mm_model *m, const mm_step *step, int32_t i, const float *next_
                            .x = m->buf.x,
                            .norm_w = next_norm,
                            .h_out = m->buf.h};
-    return m->backend->ops->mlp(&m->ctx, step->seq, &a);
+    return m->ops->mlp(&m->ctx, step->seq, &a);
 }
 
 mm_status mm_moe(mm_model *m, const mm_step *step, int32_t i, const float *next_norm)
@@ -33,5 +33,5 @@ mm_status mm_moe(mm_model *m, const mm_step *step, int32_t i, const float *next_
                            .x = m->buf.x,
                            .norm_w = next_norm,
                            .h_out = m->buf.h};
-    return m->backend->ops->moe(&m->ctx, step->seq, &a);
+    return m->ops->moe(&m->ctx, step->seq, &a);
 }

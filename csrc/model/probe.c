@@ -80,7 +80,7 @@ static void log_stats(const char *name, int32_t layer, const float *v, int64_t n
         high = fmaxf(high, v[i]);
     }
     const double n_good = (double)(n > n_bad ? n - n_bad : 1);
-    mm_log(MM_LOG_INFO,
+    mm_log(MM_LOG_WARNING, /* whoever set MM_PROBE wants to see it */
            "probe %s layer %d: n %lld min %g max %g mean %g rms %g not finite %lld (first at %lld)",
            name, layer, (long long)n, (double)low, (double)high, sum / n_good,
            sqrt(square / n_good), (long long)n_bad, (long long)at_bad);

@@ -186,8 +186,8 @@ static mm_status aligned_data(mm_weights *w, const mm_tensor_entry *e, const voi
         return MM_OK;
     }
     void *copy;
-    MM_TRY(alloc_in(&w->owned, &copy,
-                    e->n_bytes)); /* lives until the matrix is uploaded, groups later */
+    MM_TRY(alloc_in(&w->owned, &copy, e->n_bytes)); /* lives until the matrix is uploaded, groups
+                                                       later */
     memcpy(copy, data, (size_t)e->n_bytes);
     *out = copy;
     mm_log(MM_LOG_WARNING, "%s: %s is not aligned in the file: %lld bytes were copied",

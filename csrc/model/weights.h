@@ -56,8 +56,8 @@ mm_status mm_weights_floats(mm_weights *w, const char *name, int64_t n_row, int6
  * components. */
 mm_status mm_weights_judge(mm_weights *w, int64_t *n_unused);
 
-/* Device backends: moves matrices (those with a format) to backend memory / a backend's own order.
- */
+/* Device backends: moves matrices (those with a format) to backend memory / a
+ * backend's own order. */
 mm_status mm_weights_place(mm_weights *w, mm_weight *const *m, int32_t n);
 mm_status mm_weights_pack(mm_weights *w, mm_pack kind, const mm_weight *src, int32_t n,
                           mm_weight *out);
@@ -70,8 +70,8 @@ mm_status mm_weights_verify(const mm_weights *w);
 /* Opening is over: names and options are forgotten, mappings stay. */
 void mm_weights_seal(mm_weights *w);
 
-/* bind.c: fills embed, head, final_norm and layer[] of the model. First bind: every slot finds its tensor or the whole
- * fails; then load: what has to move or be made does. */
+/* bind.c: fills embed, head, final_norm and layer[] of the model. First bind: every slot finds its
+ * tensor or the whole fails; then load: what has to move or be made does. */
 mm_status mm_weights_bind(mm_weights *w, mm_model *m, int32_t shard_rank, int32_t shard_world);
 mm_status mm_weights_load(mm_weights *w, mm_model *m, int32_t shard_rank, int32_t shard_world);
 
