@@ -1,6 +1,6 @@
-/* env.h: THE table of MM_* variables. Read once (first use), never again; none changes results
- * except to diagnose. Unknown MM_* names in the environment are warned about once: they are typos.
- */
+/* env.h: THE table of MM_* variables. Read once (first use), never again; none changes
+ * results except to diagnose. Unknown MM_* names in the environment are warned about once:
+ * they are typos. */
 #ifndef MM_ENV_H
 #define MM_ENV_H
 #include "csrc/base/base.h"

@@ -181,9 +181,9 @@ static inline float mm_kv4_operand(uint8_t code, uint8_t scale)
     return mm_f32_from_e4m3(mm_e4m3_from_f32(mm_f32_from_e2m1(code) * mm_f32_from_e4m3(scale)));
 }
 
-/* Weights and activations in NVFP4: 16 values with an encode scale E = 1 / D for the whole matrix.
- * Value of a code: e2m1 * e4m3(scale) * D. A tiny block may get scale 0, and then every value is 0.
- */
+/* Weights and activations in NVFP4: 16 values with an encode scale E = 1 / D for the whole
+ * matrix. Value of a code: e2m1 * e4m3(scale) * D. A tiny block may get scale 0, and then every
+ * value is 0. */
 static inline void mm_nvfp4_quantize16(const float *x, float encode_scale, uint8_t *codes8,
                                        uint8_t *scale)
 {

@@ -1,4 +1,5 @@
-/* batch_build.c: the layout of one step: header, fixed arrays sized by the plan, then lists and masks. */
+/* batch_build.c: the layout of one step: header, fixed arrays sized by the plan, then lists and
+ * masks. */
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/sampler.h"
 
@@ -21,15 +22,17 @@ static int64_t room(int64_t n, size_t each)
 
 int64_t mm_batch_max_bytes(const mm_scheduler_limits *lim)
 {
-    return room(1, sizeof(mm_batch)) + room(lim->max_seqs, sizeof(mm_batch_seq)) + room(lim->max_rows, sizeof(int32_t)) +
-           room(lim->max_rows, sizeof(mm_batch_out)) + room(lim->max_seqs, sizeof(mm_batch_slot)) +
-           room(lim->max_pages, sizeof(mm_batch_page)) + room(lim->max_seqs, sizeof(mm_batch_mask)) + lim->max_dynamic;
+    return room(1, sizeof(mm_batch)) + room(lim->max_seqs, sizeof(mm_batch_seq)) +
+           room(lim->max_rows, sizeof(int32_t)) + room(lim->max_rows, sizeof(mm_batch_out)) +
+           room(lim->max_seqs, sizeof(mm_batch_slot)) +
+           room(lim->max_pages, sizeof(mm_batch_page)) +
+           room(lim->max_seqs, sizeof(mm_batch_mask)) + lim->max_dynamic;
 }
 
 int64_t mm_batch_max_dynamic(int32_t max_len, int32_t n_vocab)
 {
-    return 5 * room(MM_MAX_LIST, 4) + room(MM_MAX_LIST + 1, 4) + room(MM_MAX_BAD_TOKENS, 4) + 2 * room(n_vocab / 32 + 1, 4) +
-           room(max_len, 4) + 64;
+    return 5 * room(MM_MAX_LIST, 4) + room(MM_MAX_LIST + 1, 4) + room(MM_MAX_BAD_TOKENS, 4) +
+           2 * room(n_vocab / 32 + 1, 4) + room(max_len, 4) + 64;
 }
 
 int64_t mm_batch_dynamic_bytes(const mm_plan_item *item)
@@ -50,18 +53,25 @@ static void fill_rows(const mm_plan_item *item, int32_t *token)
 }
 
 /* Rows of an item whose logits are needed, in row order: scores before the draw. */
-static void fill_outputs(const mm_plan_item *item, int32_t i_seq, int32_t row_start, mm_batch_out *out, mm_blob *blob)
+static void fill_outputs(const mm_plan_item *item, int32_t i_seq, int32_t row_start,
+                         mm_batch_out *out, mm_blob *blob)
 {
     const mm_request *r = item->r;
     if (r->p.trace != NULL) {
         for (int32_t i = 0; i < item->n_row && r->p.trace->logits != NULL; i++)
-            out[i] = (mm_batch_out){.row = row_start + i, .seq = i_seq, .kind = MM_OUT_TRACE, .token = -1, .n_top = -1, .list = -1};
+            out[i] = (mm_batch_out){.row = row_start + i,
+                                    .seq = i_seq,
+                                    .kind = MM_OUT_TRACE,
+                                    .token = -1,
+                                    .n_top = -1,
+                                    .list = -1};
         return;
     }
     int64_t entry = item->entry_first;
     const int32_t n_list = r->p.n_prompt_logprob_token;
-    const int64_t list =
-        item->n_score > 0 ? mm_blob_put(blob, r->p.prompt_logprob_token, n_list * (int64_t)sizeof(int32_t)) : -1;
+    const int64_t list = item->n_score > 0 ? mm_blob_put(blob, r->p.prompt_logprob_token,
+                                                         n_list * (int64_t)sizeof(int32_t))
+                                           : -1;
     for (int32_t i = 0; i < item->n_score; i++, out++) {
         const int32_t pos = item->score_first + i;
         *out = (mm_batch_out){.row = row_start + (pos - item->pos),
@@ -119,16 +129,23 @@ const mm_batch *mm_batch_build(const mm_plan *plan, void *blob, int64_t cap)
     for (int32_t i = 0; i < plan->n_item; i++) {
         const mm_plan_item *item = &plan->item[i];
         const int32_t end = item->pos + item->n_row;
-        seq[i] = (mm_batch_seq){.slot = item->slot, .row_start = row, .n_row = item->n_row, .pos = item->pos, .n_ctx_after = end};
+        seq[i] = (mm_batch_seq){.slot = item->slot,
+                                .row_start = row,
+                                .n_row = item->n_row,
+                                .pos = item->pos,
+                                .n_ctx_after = end};
         fill_rows(item, token + row);
         fill_outputs(item, i, row, out + item->out_first, &w);
         if (item->begins)
             mm_sampler_fill_slot(item->r, slot++, &w);
-        for (int32_t k = item->page_first; k < item->page_end; k++)
-            *page++ = (mm_batch_page){.slot = item->slot, .block = k, .page = item->r->page[k]};
-        if (item->sends_mask)
-            *mask++ = (mm_batch_mask){
-                .slot = item->slot, .mask = mm_blob_put(&w, item->r->mask, item->r->mask_words * (int64_t)sizeof(uint32_t))};
+        for (int32_t k = item->page_first; k < item->page_end; k++, page++)
+            *page = (mm_batch_page){.slot = item->slot, .block = k, .page = item->r->page[k]};
+        if (item->sends_mask) {
+            const int64_t n_bytes = item->r->mask_words * (int64_t)sizeof(uint32_t);
+            *mask = (mm_batch_mask){.slot = item->slot};
+            mask->mask = mm_blob_put(&w, item->r->mask, n_bytes);
+            mask++;
+        }
         row += item->n_row;
         b->max_pos = end > b->max_pos ? end : b->max_pos;
         b->is_decode = b->is_decode && item->n_row <= MM_MAX_DECODE_ROWS;

@@ -1,6 +1,7 @@
-/* commit.c: mm_scheduler_commit: what a step's results mean for its sequences. Tokens are appended, the ends of a
- * sequence looked for in a fixed order (end token, stop token, stop string, repetition, max_tokens, length), pages that
- * are full of committed tokens published. What a batch in flight computed for a sequence that has ended is dropped. */
+/* commit.c: mm_scheduler_commit: what a step's results mean for its sequences. Tokens are appended,
+ * the ends of a sequence looked for in a fixed order (end token, stop token, stop string,
+ * repetition, max_tokens, length), pages that are full of committed tokens published. What a batch
+ * in flight computed for a sequence that has ended is dropped. */
 #include "csrc/engine/scheduler.h"
 #include "kernels/ops.h"
 
@@ -15,13 +16,17 @@ static bool is_in(const int32_t *list, int32_t n, int32_t token)
 static void fail_row(mm_scheduler *s, mm_request *r, uint8_t flag)
 {
     mm_error why = {.index = -1};
-    const mm_status st =
-        flag == MM_SAMPLE_NAN ? MM_FAIL(MM_E_INVALID, "the logits after token %d of this request are NaN: the model's weights or a kernel "
-                                          "are broken; other requests go on",
-                            r->n_done - 1)
-                  : MM_FAIL(MM_E_INVALID, "no token is allowed at output position %d: masks, allowed_token_ids, bad_words and "
-                                          "min_tokens together leave nothing",
-                            r->out.n_token);
+    const mm_status st = flag == MM_SAMPLE_NAN
+                             ? MM_FAIL(MM_E_INVALID,
+                                       "the logits after token %d of this request are NaN: the "
+                                       "model's weights or a kernel "
+                                       "are broken; other requests go on",
+                                       r->n_done - 1)
+                             : MM_FAIL(MM_E_INVALID,
+                                       "no token is allowed at output position %d: masks, "
+                                       "allowed_token_ids, bad_words and "
+                                       "min_tokens together leave nothing",
+                                       r->out.n_token);
     mm_error_take(&why, st);
     for (int32_t i = 0; i < r->n_page; i++) /* do not let others meet these values */
         mm_kv_pool_forget(&s->pool, r->page[i]);
@@ -44,8 +49,10 @@ static bool commit_scores(mm_scheduler *s, const mm_plan_item *item, const mm_st
     const int64_t to = (int64_t)r->out.n_prompt_row * r->prompt_width;
     if (n > 0) {
         memcpy(r->prompt_id + to, res->entry_id + item->entry_first, n * sizeof *r->prompt_id);
-        memcpy(r->prompt_logprob + to, res->entry_value + item->entry_first, n * sizeof *r->prompt_logprob);
-        memcpy(r->prompt_rank + to, res->entry_rank + item->entry_first, n * sizeof *r->prompt_rank);
+        memcpy(r->prompt_logprob + to, res->entry_value + item->entry_first,
+               n * sizeof *r->prompt_logprob);
+        memcpy(r->prompt_rank + to, res->entry_rank + item->entry_first,
+               n * sizeof *r->prompt_rank);
         r->out.n_prompt_row += item->n_score;
         mm_scheduler_touch(s, r, false);
     }
@@ -71,7 +78,8 @@ static void append(mm_scheduler *s, const mm_plan_item *item, const mm_step_resu
 {
     mm_request *r = item->r;
     const int32_t i_out = item->out_first + item->n_score, t = r->out.n_token;
-    const int64_t from = item->entry_first + (int64_t)item->n_score * r->prompt_width, to = (int64_t)t * r->width;
+    const int64_t from = item->entry_first + (int64_t)item->n_score * r->prompt_width,
+                  to = (int64_t)t * r->width;
     const size_t n = (size_t)r->width;
     r->token[r->n_prompt + t] = res->token[i_out];
     if (n > 0) {
@@ -111,8 +119,9 @@ static ending find_ending(const mm_scheduler *s, mm_request *r)
         r->out.n_think_token = (int32_t)mm_think_n_token(&r->think);
     }
     mm_stop_match match = {.index = -1};
-    const bool hit = r->stop != NULL && mm_stop_matcher_push(r->stop, text, n_text, may_stop,
-                                                             r->p.stop_in_thinking ? NULL : &r->think, &match);
+    const bool hit =
+        r->stop != NULL && mm_stop_matcher_push(r->stop, text, n_text, may_stop,
+                                                r->p.stop_in_thinking ? NULL : &r->think, &match);
     const bool loops = mm_repeat_push(&r->repeat, r->out.token, n);
 
     if (may_stop && !r->p.ignore_eos && is_in(lim->eos, lim->n_eos, token))
@@ -138,9 +147,9 @@ static void publish_pages(mm_scheduler *s, mm_request *r)
 {
     while (r->publishes && r->n_page_named < r->n_done / MM_PAGE) {
         const int32_t i = r->n_page_named++;
-        r->last_key = i < r->n_prompt_key
-                          ? r->prompt_key[i]
-                          : mm_prefix_next(s->req->secret, r->last_key, r->token + (int64_t)i * MM_PAGE, NULL);
+        r->last_key = i < r->n_prompt_key ? r->prompt_key[i]
+                                          : mm_prefix_next(s->req->secret, r->last_key,
+                                                           r->token + (int64_t)i * MM_PAGE, NULL);
         mm_kv_pool_publish(&s->pool, r->page[i], r->last_key);
     }
 }
@@ -176,7 +185,8 @@ static void commit_item(mm_scheduler *s, const mm_plan_item *item, const mm_step
     if (!commit_scores(s, item, res) || !commit_trace(s, item, res))
         return;
     publish_pages(s, r);
-    if (r->group != NULL && r->group->leader == r && !r->group->is_computed && r->n_done >= r->n_prompt)
+    if (r->group != NULL && r->group->leader == r && !r->group->is_computed &&
+        r->n_done >= r->n_prompt)
         mm_group_computed(s, r->group);
     if (item->draws)
         commit_draw(s, item, res);

@@ -1,13 +1,14 @@
-/* coordinator.c: the engine's own thread. Each turn: take what came in, plan the next step and post it, collect the oldest
- * step when enough are in flight, commit it, publish what changed. It sleeps when nothing can run. Locks are held for
- * relinking lists only, never while something computes. */
+/* coordinator.c: the engine's own thread. Each turn: take what came in, plan the next step and post
+ * it, collect the oldest step when enough are in flight, commit it, publish what changed. It sleeps
+ * when nothing can run. Locks are held for relinking lists only, never while something computes. */
 #include "csrc/base/log.h"
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/engine.h"
 
 /* ---------------------------------------------------------------- publishing */
 
-/* Readers' snapshot of every request that changed; news to their waiters; those that are over are let go. */
+/* Readers' snapshot of every request that changed; news to their waiters; those that are over are
+ * let go. */
 static void publish(mm_engine *e)
 {
     mm_scheduler *s = &e->scheduler;
@@ -18,8 +19,10 @@ static void publish(mm_engine *e)
     while (r != NULL) {
         mm_request *next = r->dirty_next;
         r->is_dirty = false;
-        /* Rows of a trace are still being written while a step holds it: its owner must not be told yet. */
-        const bool is_early = r->p.trace != NULL && r->state == MM_REQUEST_DONE && r->n_in_flight > 0;
+        /* Rows of a trace are still being written while a step holds it: its owner must not be told
+         * yet. */
+        const bool is_early =
+            r->p.trace != NULL && r->state == MM_REQUEST_DONE && r->n_in_flight > 0;
         if (!is_early) {
             r->pub = r->out;
             if (r->has_news && !r->is_released)
@@ -49,7 +52,8 @@ static void publish(mm_engine *e)
 
 /* ---------------------------------------------------------------- taking in */
 
-/* Carries out the commands of one request. Locked: mask_in belongs to its owner's thread as well. */
+/* Carries out the commands of one request. Locked: mask_in belongs to its owner's
+ * thread as well. */
 static void obey(mm_engine *e, mm_request *r, uint32_t pending)
 {
     mm_scheduler *s = &e->scheduler;
@@ -59,14 +63,15 @@ static void obey(mm_engine *e, mm_request *r, uint32_t pending)
         mm_scheduler_abort(s, r);
 }
 
-/* Everything that came in, in order: submissions before commands, which may be about them. Sleeps first when asked to
- * and there is nothing. */
+/* Everything that came in, in order: submissions before commands, which may be about them. Sleeps
+ * first when asked to and there is nothing. */
 static bool take_in(mm_engine *e, bool may_sleep)
 {
     mm_queue *q = &e->queue;
     mm_scheduler *s = &e->scheduler;
     pthread_mutex_lock(&q->lock);
-    while (may_sleep && !q->is_stopping && q->inbox_first == NULL && q->pending == NULL && q->n_reset_wanted == q->n_reset_done)
+    while (may_sleep && !q->is_stopping && q->inbox_first == NULL && q->pending == NULL &&
+           q->n_reset_wanted == q->n_reset_done)
         pthread_cond_wait(&q->work, &q->lock);
     mm_request *r = q->inbox_first;
     q->inbox_first = q->inbox_last = NULL;
@@ -115,7 +120,8 @@ static mm_status finish_step(mm_engine *e)
     return MM_OK;
 }
 
-/* The engine cannot run any more: everything alive ends with the cause, and later calls are told. */
+/* The engine cannot run any more: everything alive ends with the cause, and later
+ * calls are told. */
 static void die(mm_engine *e, mm_status st)
 {
     mm_queue *q = &e->queue;
@@ -127,14 +133,15 @@ static void die(mm_engine *e, mm_status st)
     q->is_dead = true;
     pthread_mutex_unlock(&q->lock);
     (void)take_in(e, false); /* what was submitted before the flag */
-    mm_scheduler_end_all(&e->scheduler, MM_FINISH_ERROR, &cause);
+    mm_scheduler_end_all(&e->scheduler, &cause);
     publish(e);
     pthread_mutex_lock(&q->lock);
+    q->is_over = true;
     for (mm_waiter *w = q->waiter; w != NULL; w = w->next)
         pthread_cond_broadcast(&w->news);
     pthread_mutex_unlock(&q->lock);
     while (take_in(e, true)) { /* releases, resets; nothing can be submitted */
-        mm_scheduler_end_all(&e->scheduler, MM_FINISH_ERROR, &cause);
+        mm_scheduler_end_all(&e->scheduler, &cause);
         publish(e);
     }
 }
@@ -159,7 +166,8 @@ void *mm_coordinator_main(void *engine)
     }
     while (s->n_in_flight > 0 && finish_step(e) == MM_OK) {
     }
-    mm_scheduler_end_all(s, MM_FINISH_ABORT, NULL);
+    mm_scheduler_end_all(s, NULL);
+    MM_ASSERT(mm_scheduler_check(s) == MM_OK && mm_kv_pool_held(&s->pool) == 0);
     publish(e);
     return NULL;
 }

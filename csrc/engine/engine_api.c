@@ -1,5 +1,5 @@
-/* engine_api.c: the calls about requests. Each checks, takes the queue's lock for a moment, and returns; none waits for a
- * step but mm_engine_reset_prefix_cache. */
+/* engine_api.c: the calls about requests. Each checks, takes the queue's lock for a moment, and
+ * returns; none waits for a step but mm_engine_reset_prefix_cache. */
 #include "csrc/engine/engine.h"
 
 mm_status mm_engine_submit(mm_engine *e, mm_waiter *w, const mm_request_params *p, uint64_t *out_id)
@@ -28,7 +28,8 @@ mm_status mm_engine_submit(mm_engine *e, mm_waiter *w, const mm_request_params *
 
 static mm_status unknown(uint64_t id)
 {
-    return MM_FAIL(MM_E_INVALID, "there is no request %llu (never submitted, or released)", (unsigned long long)id);
+    return MM_FAIL(MM_E_INVALID, "there is no request %llu (never submitted, or released)",
+                   (unsigned long long)id);
 }
 
 mm_status mm_request_read(mm_engine *e, uint64_t id, mm_output *out)
@@ -94,10 +95,12 @@ mm_status mm_engine_put_mask(mm_engine *e, uint64_t id, int32_t i_token, const u
     } else if (r == NULL) {
         st = unknown(id);
     } else if (!r->p.want_mask) {
-        st = MM_FAIL_PARAM(MM_E_INVALID, "want_mask", -1, "request %llu was not submitted with want_mask", (unsigned long long)id);
+        st = MM_FAIL_PARAM(MM_E_INVALID, "want_mask", -1,
+                           "request %llu was not submitted with want_mask", (unsigned long long)id);
     } else if (r->pub.finish == MM_FINISH_NONE) { /* one that ended meanwhile needs it no more */
         if (i_token != r->pub.n_token)
-            st = MM_FAIL_PARAM(MM_E_INVALID, "i_token", -1, "request %llu waits for the mask of token %d, not %d",
+            st = MM_FAIL_PARAM(MM_E_INVALID, "i_token", -1,
+                               "request %llu waits for the mask of token %d, not %d",
                                (unsigned long long)id, r->pub.n_token, i_token);
         else {
             memcpy(r->mask_in, word, (size_t)r->mask_words * sizeof *word);

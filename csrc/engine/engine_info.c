@@ -9,8 +9,10 @@ void mm_engine_stats_init(mm_engine_stats *s)
 mm_status mm_engine_get_stats(mm_engine *e, mm_engine_stats *out)
 {
     if (out == NULL || out->size != sizeof *out)
-        return MM_FAIL(MM_E_INVALID, "mm_engine_stats has size %u, this library's is %zu: call mm_engine_stats_init first",
-                       out == NULL ? 0u : out->size, sizeof *out);
+        return MM_FAIL(
+            MM_E_INVALID,
+            "mm_engine_stats has size %u, this library's is %zu: call mm_engine_stats_init first",
+            out == NULL ? 0u : out->size, sizeof *out);
     MM_TRY(mm_engine_check_process(e));
     pthread_mutex_lock(&e->queue.lock);
     *out = e->queue.stats;

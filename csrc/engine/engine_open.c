@@ -1,5 +1,6 @@
-/* engine_open.c: mm_engine_open and mm_engine_close. Order of opening: checks and copies, ranks (the model and all device
- * memory), scheduler, coordinator thread. The struct itself outlives close while waiters refer to it. */
+/* engine_open.c: mm_engine_open and mm_engine_close. Order of opening: checks and copies, ranks
+ * (the model and all device memory), scheduler, coordinator thread. The struct itself outlives
+ * close while waiters refer to it. */
 #include <unistd.h>
 
 #include "csrc/base/log.h"
@@ -31,8 +32,10 @@ mm_status mm_engine_check_process(const mm_engine *e)
 {
     if (e->pid == getpid())
         return MM_OK;
-    return MM_FAIL(MM_E_FORKED, "the engine was opened in process %d, this is %d: open an engine of your own after a fork",
-                   (int)e->pid, (int)getpid());
+    return MM_FAIL(
+        MM_E_FORKED,
+        "the engine was opened in process %d, this is %d: open an engine of your own after a fork",
+        (int)e->pid, (int)getpid());
 }
 
 /* ---------------------------------------------------------------- checks */
@@ -42,7 +45,9 @@ mm_status mm_engine_check_process(const mm_engine *e)
 static mm_status check_options(const mm_engine_options *o)
 {
     if (o == NULL || o->size != sizeof *o)
-        return MM_FAIL(MM_E_CONFIG, "mm_engine_options has size %u, this library's is %zu: call mm_engine_options_init first",
+        return MM_FAIL(MM_E_CONFIG,
+                       "mm_engine_options has size %u, this library's is %zu: call "
+                       "mm_engine_options_init first",
                        o == NULL ? 0u : o->size, sizeof *o);
     if (o->config == NULL)
         BAD("config", "no model configuration was given");
@@ -56,21 +61,27 @@ static mm_status check_options(const mm_engine_options *o)
     if (o->shard_world < 1 || o->shard_rank < 0 || o->shard_rank >= o->shard_world)
         BAD("shard", "shard %d of %d does not exist", o->shard_rank, o->shard_world);
     if (o->shard_world > 1 && o->n_rank > 1)
-        BAD("shard", "shard runs one rank alone; tensor_parallel_size is %d: leave one of them out", o->n_rank);
+        BAD("shard", "shard runs one rank alone; tensor_parallel_size is %d: leave one of them out",
+            o->n_rank);
     if (o->max_model_len < 1 || o->max_model_len > o->config->max_position)
-        BAD("max_model_len", "max_model_len is %d; this model takes 1 to %d", o->max_model_len, o->config->max_position);
+        BAD("max_model_len", "max_model_len is %d; this model takes 1 to %d", o->max_model_len,
+            o->config->max_position);
     if (o->max_num_seqs < 1 || o->max_num_seqs > 65536)
         BAD("max_num_seqs", "max_num_seqs is %d; it must be 1 to 65536", o->max_num_seqs);
     if (o->max_batched_tokens < MM_PAGE || o->max_batched_tokens % MM_PAGE != 0)
-        BAD("max_num_batched_tokens", "max_num_batched_tokens is %d; it must be a positive multiple of %d", o->max_batched_tokens,
-            MM_PAGE);
+        BAD("max_num_batched_tokens",
+            "max_num_batched_tokens is %d; it must be a positive multiple of %d",
+            o->max_batched_tokens, MM_PAGE);
     if (o->kv_bytes < 0)
-        BAD("kv_cache_memory_bytes", "kv_cache_memory_bytes is %lld; it must be positive, or 0 for automatic",
+        BAD("kv_cache_memory_bytes",
+            "kv_cache_memory_bytes is %lld; it must be positive, or 0 for automatic",
             (long long)o->kv_bytes);
     if (!(o->memory_fraction > 0 && o->memory_fraction <= 1))
-        BAD("gpu_memory_utilization", "gpu_memory_utilization is %g; it must be in (0, 1]", o->memory_fraction);
+        BAD("gpu_memory_utilization", "gpu_memory_utilization is %g; it must be in (0, 1]",
+            o->memory_fraction);
     if (o->max_logprobs < 0 || o->max_logprobs > o->config->n_vocab)
-        BAD("max_logprobs", "max_logprobs is %d; it must be 0 to the vocabulary's size %d", o->max_logprobs, o->config->n_vocab);
+        BAD("max_logprobs", "max_logprobs is %d; it must be 0 to the vocabulary's size %d",
+            o->max_logprobs, o->config->n_vocab);
     if (o->run_ahead < -1 || o->run_ahead > 1)
         BAD("run_ahead", "run_ahead is %d; it must be 0, 1 or -1", o->run_ahead);
     if (o->n_thread < 0)
@@ -79,9 +90,11 @@ static mm_status check_options(const mm_engine_options *o)
         BAD("eos_token_id", "%d end tokens; 0 to %d are possible", o->n_eos, MM_MAX_LIST / 2);
     for (int32_t i = 0; i < o->n_eos; i++)
         if (o->eos_token[i] < 0 || o->eos_token[i] >= o->config->n_vocab)
-            BAD("eos_token_id", "end token %d is outside the vocabulary of %d", o->eos_token[i], o->config->n_vocab);
+            BAD("eos_token_id", "end token %d is outside the vocabulary of %d", o->eos_token[i],
+                o->config->n_vocab);
     if (o->token_bytes.n_token < 0 || (o->token_bytes.n_token > 0 && o->token_bytes.offset == NULL))
-        BAD("tokenizer", "the table of token bytes has %d tokens and no offsets", o->token_bytes.n_token);
+        BAD("tokenizer", "the table of token bytes has %d tokens and no offsets",
+            o->token_bytes.n_token);
     return MM_OK;
 }
 
@@ -114,12 +127,14 @@ static mm_status copy_options(mm_engine *e, const mm_engine_options *o)
     e->eos = copy(o->eos_token, (size_t)o->n_eos * sizeof *e->eos, &ok);
     const int32_t n = o->token_bytes.n_token;
     if (n > 0) {
-        e->bytes_offset = copy(o->token_bytes.offset, ((size_t)n + 1) * sizeof *e->bytes_offset, &ok);
+        e->bytes_offset =
+            copy(o->token_bytes.offset, ((size_t)n + 1) * sizeof *e->bytes_offset, &ok);
         e->bytes_blob = copy(o->token_bytes.blob, (size_t)o->token_bytes.offset[n], &ok);
     }
     e->bytes = (mm_token_bytes){.blob = e->bytes_blob, .offset = e->bytes_offset, .n_token = n};
     if (!ok)
         return MM_FAIL(MM_E_NOMEM, "no host memory for the engine's tables");
+    MM_ASSERT(n <= 0 || e->bytes.offset != NULL);
     for (int32_t i = 0; i < n; i++)
         if (e->bytes.offset[i] < 0 || e->bytes.offset[i + 1] < e->bytes.offset[i])
             BAD("tokenizer", "the offsets of token %d's bytes are not ascending", i);
@@ -141,12 +156,16 @@ static mm_ranks_options size_steps(const mm_engine_options *o)
         .max_seqs = o->max_num_seqs,
         .max_rows = o->max_batched_tokens,
         .max_pages = (int32_t)(mm_max_i64(page_stride, 16384) + S),
-        .max_entries = mm_max_i64(mm_max_i64(widest, usual), mm_min_i64(o->max_batched_tokens * (1 + (int64_t)o->max_logprobs), 1 << 16)),
-        .max_dynamic = mm_batch_max_dynamic(o->max_model_len, o->config->n_vocab) + S * mm_round_up((V + 31) / 32 * 4, 16),
+        .max_entries =
+            mm_max_i64(mm_max_i64(widest, usual),
+                       mm_min_i64(o->max_batched_tokens * (1 + (int64_t)o->max_logprobs), 1 << 16)),
+        .max_dynamic = mm_batch_max_dynamic(o->max_model_len, o->config->n_vocab) +
+                       S * mm_round_up((V + 31) / 32 * 4, 16),
         .run_ahead = o->run_ahead,
     };
     r.max_blob = mm_batch_max_bytes(&r.limits);
-    r.max_logit_rows = (int32_t)mm_min_i64(o->max_batched_tokens, mm_max_i64(8, LOGIT_BYTES / (4 * V)));
+    r.max_logit_rows =
+        (int32_t)mm_min_i64(o->max_batched_tokens, mm_max_i64(8, LOGIT_BYTES / (4 * V)));
     return r;
 }
 
@@ -167,7 +186,8 @@ static void fill_limits(mm_engine *e, const mm_engine_options *o, const mm_ranks
     e->limits.weight_version = 1;
     if (e->limits.max_len < o->max_model_len)
         mm_log(MM_LOG_WARNING,
-               "the KV pool holds %lld tokens, less than max_model_len %d: sequences end at %lld tokens (give more "
+               "the KV pool holds %lld tokens, less than max_model_len %d: sequences end at %lld "
+               "tokens (give more "
                "kv_cache_memory_bytes or lower max_model_len)",
                (long long)pool_tokens, o->max_model_len, (long long)pool_tokens);
 }
@@ -189,7 +209,8 @@ static void fill_info(mm_engine *e, const mm_engine_options *o, const mm_ranks_o
         .max_batched_tokens = o->max_batched_tokens,
         .run_ahead = mm_ranks_run_ahead(e->ranks),
         .n_page = mm_ranks_n_page(e->ranks) - 1,
-        .page_bytes = mm_model_page_bytes(o->config, o->kv_format, o->index_format, o->shard_rank, world),
+        .page_bytes =
+            mm_model_page_bytes(o->config, o->kv_format, o->index_format, o->shard_rank, world),
         .max_entries = r->limits.max_entries,
         .n_tensor_unused = m->n_tensor_unused,
         .kv_format = o->kv_format,

@@ -1,4 +1,5 @@
-/* kv_pool.c: a free stack, a list of cached pages in order of use, and a hash table from prefix key to page. */
+/* kv_pool.c: a free stack, a list of cached pages in order of use, and a hash table from prefix key
+ * to page. */
 #include "csrc/engine/kv_pool.h"
 
 mm_status mm_kv_pool_open(mm_kv_pool *out, int64_t n_page)
@@ -6,7 +7,8 @@ mm_status mm_kv_pool_open(mm_kv_pool *out, int64_t n_page)
     mm_kv_pool p = {.lru_oldest = -1, .lru_newest = -1};
     if (n_page < 2 || n_page > INT32_MAX / 4)
         return MM_FAIL_PARAM(MM_E_CONFIG, "kv_bytes", -1,
-                             "kv_bytes gives a pool of %lld pages, which must be 2 to %d (page 0 is reserved): change kv_bytes",
+                             "kv_bytes gives a pool of %lld pages, which must be 2 to %d (page 0 "
+                             "is reserved): change kv_bytes",
                              (long long)n_page, INT32_MAX / 4);
     p.n_page = (int32_t)n_page;
     p.n_bucket = 16;
@@ -17,7 +19,8 @@ mm_status mm_kv_pool_open(mm_kv_pool *out, int64_t n_page)
     p.bucket = malloc(p.n_bucket * sizeof *p.bucket);
     if (p.page == NULL || p.free_stack == NULL || p.bucket == NULL) {
         mm_kv_pool_close(&p);
-        return MM_FAIL(MM_E_NOMEM, "no host memory for the table of %lld KV pages", (long long)n_page);
+        return MM_FAIL(MM_E_NOMEM, "no host memory for the table of %lld KV pages",
+                       (long long)n_page);
     }
     for (uint32_t i = 0; i < p.n_bucket; i++)
         p.bucket[i] = -1;
@@ -39,7 +42,8 @@ void mm_kv_pool_close(mm_kv_pool *p)
     *p = (mm_kv_pool){0};
 }
 
-/* ---------------------------------------------------------------- the two indexes of cached pages */
+/* ---------------------------------------------------------------- the two indexes of
+ * cached pages */
 
 static int32_t *bucket_of(const mm_kv_pool *p, mm_prefix_key key)
 {
@@ -164,9 +168,11 @@ static mm_status check_lists(const mm_kv_pool *p, uint8_t *seen)
     for (int32_t i = 0; i < p->n_free; i++) {
         const int32_t page = p->free_stack[i];
         if (page < 1 || page >= p->n_page || seen[page] != 0)
-            return MM_FAIL(MM_E_INVALID, "page %d is twice among the free pages or out of range", page);
+            return MM_FAIL(MM_E_INVALID, "page %d is twice among the free pages or out of range",
+                           page);
         if (p->page[page].refs != 0 || p->page[page].is_published)
-            return MM_FAIL(MM_E_INVALID, "free page %d has %d references", page, p->page[page].refs);
+            return MM_FAIL(MM_E_INVALID, "free page %d has %d references", page,
+                           p->page[page].refs);
         seen[page] = 1;
     }
     int32_t n = 0, before = -1;
@@ -201,7 +207,8 @@ mm_status mm_kv_pool_check(const mm_kv_pool *p)
         for (int32_t i = p->bucket[b]; i >= 0 && n_found <= n_published; i = p->page[i].hash_next)
             n_found++;
     if (st == MM_OK && n_found != n_published)
-        st = MM_FAIL(MM_E_INVALID, "the key table holds %d pages, %d are published", n_found, n_published);
+        st = MM_FAIL(MM_E_INVALID, "the key table holds %d pages, %d are published", n_found,
+                     n_published);
     if (st == MM_OK && (p->page[0].refs != 0 || p->page[0].is_published))
         st = MM_FAIL(MM_E_INVALID, "page 0 was given out");
     free(seen);

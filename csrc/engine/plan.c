@@ -1,5 +1,6 @@
-/* plan.c: mm_scheduler_plan. Chunks of a prompt end at page borders where that costs little; nothing depends on it,
- * because attention reads every key through the cache, its own chunk's included. */
+/* plan.c: mm_scheduler_plan. Chunks of a prompt end at page borders where that costs little;
+ * nothing depends on it, because attention reads every key through the cache, its own chunk's
+ * included. */
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/scheduler.h"
 
@@ -9,11 +10,12 @@ static int32_t rows_left(const mm_scheduler *s, const mm_plan *plan)
     return s->lim.max_rows - plan->n_row;
 }
 
-/* A spent budget forces the closing mark, and only a commit tells how much is spent: from this close to the end on (and
- * while a span may still open) a request is not planned ahead. */
+/* A spent budget forces the closing mark, and only a commit tells how much is spent: from this
+ * close to the end on (and while a span may still open) a request is not planned ahead. */
 static bool is_near_budget(const mm_request *r)
 {
-    if (r->p.think_budget < 0 || r->think.phase == MM_PHASE_DONE || r->think.phase == MM_PHASE_AFTER)
+    if (r->p.think_budget < 0 || r->think.phase == MM_PHASE_DONE ||
+        r->think.phase == MM_PHASE_AFTER)
         return false;
     return r->p.think_budget - mm_think_n_token(&r->think) <= MM_MAX_DECODE_ROWS;
 }
@@ -32,7 +34,8 @@ static int32_t forced_token(const mm_request *r)
 {
     if (r->n_out_planned < r->p.n_forced)
         return r->p.forced_token[r->n_out_planned];
-    if (r->p.think_budget >= 0 && mm_think_is_inside(&r->think) && mm_think_n_token(&r->think) >= r->p.think_budget)
+    if (r->p.think_budget >= 0 && mm_think_is_inside(&r->think) &&
+        mm_think_n_token(&r->think) >= r->p.think_budget)
         return r->p.think_close_token;
     return -1;
 }
@@ -80,7 +83,8 @@ static bool add_item(mm_scheduler *s, mm_plan *plan, mm_plan_item item)
     return true;
 }
 
-/* The next rows of a prompt (or of everything known, after preemption). False: no room for one row. */
+/* The next rows of a prompt (or of everything known, after preemption). False: no room
+ * for one row. */
 static bool plan_chunk(mm_scheduler *s, mm_plan *plan, mm_request *r)
 {
     const int32_t pos = r->n_planned;
@@ -91,7 +95,8 @@ static bool plan_chunk(mm_scheduler *s, mm_plan *plan, mm_request *r)
     if (n <= 0)
         return rows_left(s, plan) > 0; /* nothing to do is not lack of room */
 
-    /* Rows that score: position p scores token p + 1, for p from prompt_logprob_start - 1 to n_prompt - 2. */
+    /* Rows that score: position p scores token p + 1, for p from prompt_logprob_start - 1 to
+     * n_prompt - 2. */
     const int32_t score_pos = r->p.prompt_logprob_start - 1 + r->n_score_planned;
     const int64_t entries = s->lim.max_entries - plan->n_entry;
     bool draws = draws_at_end && pos + n == r->n_prefill;
@@ -126,13 +131,13 @@ static bool plan_chunk(mm_scheduler *s, mm_plan *plan, mm_request *r)
 /* ---------------------------------------------------------------- pages */
 
 /* Sends the least urgent sequence away. True: pages may have become free at once. */
-static bool make_room(mm_scheduler *s, const mm_request *for_whom)
+static bool make_room(mm_scheduler *s, mm_request *for_whom)
 {
     if (s->n_leaving > 0)
         return false; /* pages are on their way already */
-    mm_request *worst = NULL;
+    mm_request *worst = for_whom;
     for (int32_t i = 0; i < s->n_running; i++)
-        if (worst == NULL || mm_request_before(s, worst, s->running[i]))
+        if (mm_request_before(s, worst, s->running[i]))
             worst = s->running[i];
     mm_scheduler_preempt(s, worst);
     return worst != for_whom && s->n_leaving == 0;
@@ -150,8 +155,8 @@ static bool hold_pages(mm_scheduler *s, mm_request *r, int32_t n_pos)
     return true;
 }
 
-/* Takes up the published pages of what r knows: whole pages, leaving at least one position to compute and every
- * position whose row is to be scored. */
+/* Takes up the published pages of what r knows: whole pages, leaving at least one position to
+ * compute and every position whose row is to be scored. */
 static void share_prefix(mm_scheduler *s, mm_request *r)
 {
     const mm_prefix_key secret = s->req->secret;
@@ -161,7 +166,9 @@ static void share_prefix(mm_scheduler *s, mm_request *r)
     mm_prefix_key key = mm_prefix_begin(secret, &r->root);
     for (int32_t i = 0; r->reads_prefix && i < most / MM_PAGE; i++) {
         const mm_prefix_key next =
-            i < r->n_prompt_key ? r->prompt_key[i] : mm_prefix_next(secret, key, r->token + (int64_t)i * MM_PAGE, NULL);
+            i < r->n_prompt_key
+                ? r->prompt_key[i]
+                : mm_prefix_next(secret, key, r->token + (int64_t)i * MM_PAGE, NULL);
         const int32_t page = mm_kv_pool_share(&s->pool, next);
         if (page < 0)
             break;
@@ -172,14 +179,16 @@ static void share_prefix(mm_scheduler *s, mm_request *r)
     r->last_key = key;
 }
 
-/* Gives r a slot and the pages of all it knows; false (and nothing taken) when the pool has too few. */
+/* Gives r a slot and the pages of all it knows; false (and nothing taken) when the pool has too
+ * few. */
 static bool admit(mm_scheduler *s, mm_request *r)
 {
     r->n_prefill = mm_request_known(r);
     share_prefix(s, r);
     const int32_t n_hit = r->n_page;
     const int32_t n_need = (int32_t)mm_ceil_div(r->n_prefill, MM_PAGE) - n_hit;
-    /* Room to grow for those that run: else the newcomer would soon push one of them out, or be pushed out. */
+    /* Room to grow for those that run: else the newcomer would soon push one of them out, or be
+     * pushed out. */
     const int32_t spare = s->n_running > 0 ? 1 + s->n_running / 4 : 0;
     if (mm_kv_pool_available(&s->pool) < n_need + spare) {
         mm_scheduler_drop_pages(s, r);
@@ -216,11 +225,14 @@ static bool plan_decode(mm_scheduler *s, mm_plan *plan, mm_request *r)
         return false;
     if (!hold_pages(s, r, r->n_planned + 1))
         return true; /* pages are the next plan's business */
-    return add_item(s, plan, (mm_plan_item){.r = r, .pos = r->n_planned, .n_row = 1, .is_decode = true, .draws = true});
+    return add_item(
+        s, plan,
+        (mm_plan_item){.r = r, .pos = r->n_planned, .n_row = 1, .is_decode = true, .draws = true});
 }
 
-/* Those that run: the decoding ones first, in order of admission. When the last plan could not take everybody, this one
- * begins with whom it left out and makes no difference between decode and prompt: so everyone has a turn. */
+/* Those that run: the decoding ones first, in order of admission. When the last plan could not take
+ * everybody, this one begins with whom it left out and makes no difference between decode and
+ * prompt: so everyone has a turn. */
 static void plan_running(mm_scheduler *s, mm_plan *plan)
 {
     const int32_t n = s->n_running;

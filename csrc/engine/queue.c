@@ -1,4 +1,5 @@
-/* queue.c: the table by id and the lists. Every function here runs under the lock and does no more than relink. */
+/* queue.c: the table by id and the lists. Every function here runs under the lock and does no more
+ * than relink. */
 #include <time.h>
 
 #include "csrc/engine/queue.h"
@@ -19,7 +20,8 @@ void mm_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, double when)
 {
     const double far = mm_now() + 1e8; /* seconds; also what an infinite timeout means */
     const double t = when < far ? when : far;
-    const struct timespec ts = {.tv_sec = (time_t)t, .tv_nsec = (long)((t - (double)(time_t)t) * 1e9)};
+    const struct timespec ts = {.tv_sec = (time_t)t,
+                                .tv_nsec = (long)((t - (double)(time_t)t) * 1e9)};
     (void)pthread_cond_timedwait(c, lock, &ts);
 }
 
@@ -79,7 +81,8 @@ static mm_status grow(mm_queue *q)
     const uint64_t n = q->n_bucket * 2;
     mm_request **bucket = calloc(n, sizeof(mm_request *));
     if (bucket == NULL)
-        return MM_FAIL(MM_E_NOMEM, "no host memory for a table of %llu requests", (unsigned long long)n);
+        return MM_FAIL(MM_E_NOMEM, "no host memory for a table of %llu requests",
+                       (unsigned long long)n);
     for (uint64_t i = 0; i < q->n_bucket; i++) {
         for (mm_request *r = q->bucket[i], *next; r != NULL; r = next) {
             next = r->hash_next;
@@ -216,7 +219,8 @@ mm_status mm_queue_check_alive(const mm_queue *q)
     if (q->is_dead) {
         char text[sizeof q->cause.text];
         memcpy(text, q->cause.text, sizeof text);
-        return MM_FAIL_PARAM(MM_E_DEAD, q->cause.param, q->cause.index, "the engine failed earlier: %s", text);
+        return MM_FAIL_PARAM(MM_E_DEAD, q->cause.param, q->cause.index,
+                             "the engine failed earlier: %s", text);
     }
     return MM_OK;
 }

@@ -1,8 +1,9 @@
 /* queue.h: where callers' threads and the coordinator meet, and the only locks of the engine.
  *
- * One mutex guards: the table of requests by id, submissions and commands on their way in, the published results, and
- * each waiter's list of ids with news. All lists are threaded through the requests, so nothing here can fill up: a
- * list is bounded by the number of requests, and the coordinator never waits for a reader. */
+ * One mutex guards: the table of requests by id, submissions and commands on their way in, the
+ * published results, and each waiter's list of ids with news. All lists are threaded through the
+ * requests, so nothing here can fill up: a list is bounded by the number of requests, and the
+ * coordinator never waits for a reader. */
 #ifndef MM_QUEUE_H
 #define MM_QUEUE_H
 #include <pthread.h>
@@ -11,20 +12,21 @@
 
 typedef struct mm_queue {
     pthread_mutex_t lock;
-    pthread_cond_t work;     /* for the coordinator: something came in */
-    pthread_cond_t reply;    /* for callers: a command was carried out */
-    mm_request **bucket;     /* [n_bucket] table by id, chained by hash_next */
-    uint64_t n_bucket;       /* a power of two */
+    pthread_cond_t work;  /* for the coordinator: something came in */
+    pthread_cond_t reply; /* for callers: a command was carried out */
+    mm_request **bucket;  /* [n_bucket] table by id, chained by hash_next */
+    uint64_t n_bucket;    /* a power of two */
     int64_t n_request;
     uint64_t last_id, last_waiter;
     mm_request *inbox_first, *inbox_last; /* submitted, oldest first */
     int64_t n_inbox;
-    mm_request *pending;     /* requests with commands */
+    mm_request *pending; /* requests with commands */
     uint64_t n_reset_wanted, n_reset_done;
-    mm_waiter *waiter;       /* all open ones */
+    mm_waiter *waiter; /* all open ones */
     bool is_stopping, is_closed, is_dead;
-    mm_error cause;          /* is_dead: the first failure */
-    mm_engine_stats stats;   /* as of the last commit */
+    bool is_over;          /* dead, and every request has been told */
+    mm_error cause;        /* is_dead: the first failure */
+    mm_engine_stats stats; /* as of the last commit */
 } mm_queue;
 
 struct mm_waiter {
@@ -32,8 +34,8 @@ struct mm_waiter {
     uint64_t serial;
     pthread_cond_t news;
     mm_request *ready_first, *ready_last;
-    mm_request *owned;       /* unreleased requests */
-    int32_t n_inside;        /* threads inside mm_waiter_wait */
+    mm_request *owned; /* unreleased requests */
+    int32_t n_inside;  /* threads inside mm_waiter_wait */
     bool is_closing;
     mm_waiter *prev, *next;
 };
@@ -50,7 +52,8 @@ void mm_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, double when);
 mm_status mm_queue_add(mm_queue *q, mm_waiter *w, mm_request *r); /* gives the id */
 mm_request *mm_queue_find(const mm_queue *q, uint64_t id);
 void mm_queue_command(mm_queue *q, mm_request *r, uint32_t pending);
-/* The owner wants it no more. Returns the request when the caller must close it (after unlocking), else NULL. */
+/* The owner wants it no more. Returns the request when the caller must close it (after unlocking),
+ * else NULL. */
 mm_request *mm_queue_release(mm_queue *q, mm_request *r);
 /* The engine uses it no more; same return. */
 mm_request *mm_queue_retire(mm_queue *q, mm_request *r);

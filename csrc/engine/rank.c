@@ -1,5 +1,5 @@
-/* rank.c: the ranks' threads: opening (each on its own thread, while the caller's thread polls), then a loop that starts
- * posted batches and finishes started ones, oldest first. */
+/* rank.c: the ranks' threads: opening (each on its own thread, while the caller's thread polls),
+ * then a loop that starts posted batches and finishes started ones, oldest first. */
 #include <pthread.h>
 #include <stdio.h>
 
@@ -19,7 +19,7 @@ typedef struct mm_rank {
     mm_engine_options engine; /* with our poll */
     /* lock */
     bool is_open, has_failed;
-    int64_t n_done;          /* batches finished */
+    int64_t n_done; /* batches finished */
     int64_t bytes_done, bytes_total;
     mm_error error;
 } mm_rank;
@@ -28,17 +28,18 @@ struct mm_ranks {
     mm_ranks_options opt;
     mm_engine_options engine;
     int32_t n_rank, n_thread, run_ahead;
+    bool runs_here; /* one host rank, nothing planned ahead: a second thread would only cost time */
     int64_t n_page;
-    mm_rank *rank;           /* [n_rank] */
+    mm_rank *rank; /* [n_rank] */
     void *blob[MM_MAX_IN_FLIGHT];
-    int64_t n_collected;     /* coordinator's */
+    int64_t n_collected; /* coordinator's */
     pthread_mutex_t lock;
     pthread_cond_t work, news;
     /* lock */
     const mm_batch *posted[MM_MAX_IN_FLIGHT];
     int64_t n_posted;
     bool is_stopping, is_cancelled;
-    int32_t n_idle;          /* ranks that serve no more */
+    int32_t n_idle; /* ranks that serve no more */
     uint8_t comm_id[128];
     bool has_comm_id;
 };
@@ -63,9 +64,10 @@ static mm_status open_comm(mm_rank *k)
     if (r->n_rank == 1)
         return mm_comm_open_self(&k->comm);
     if (k->backend->comm_open == NULL)
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "tensor_parallel_size", -1,
-                             "backend \"%s\" runs one rank, %d were asked: use tensor_parallel_size=1", k->backend->props.name,
-                             r->n_rank);
+        return MM_FAIL_PARAM(
+            MM_E_UNSUPPORTED, "tensor_parallel_size", -1,
+            "backend \"%s\" runs one rank, %d were asked: use tensor_parallel_size=1",
+            k->backend->props.name, r->n_rank);
     uint8_t id[sizeof r->comm_id];
     const mm_status made = k->index == 0 ? k->backend->comm_id(k->backend, id) : MM_OK;
     pthread_mutex_lock(&r->lock);
@@ -85,12 +87,14 @@ static mm_status open_comm(mm_rank *k)
     return k->backend->comm_open(k->backend, &k->comm, id, k->index, r->n_rank);
 }
 
-/* Pages of the pool, page 0 included. On a device without kv_bytes: what the fraction leaves after the weights. */
+/* Pages of the pool, page 0 included. On a device without kv_bytes: what the fraction leaves after
+ * the weights. */
 static mm_status count_pages(const mm_rank *k, int64_t *out)
 {
     const mm_engine_options *o = &k->all->engine;
     const int32_t world = o->shard_world > 1 ? o->shard_world : o->n_rank;
-    const int64_t page = mm_model_page_bytes(o->config, o->kv_format, o->index_format, k->index, world);
+    const int64_t page =
+        mm_model_page_bytes(o->config, o->kv_format, o->index_format, k->index, world);
     const int64_t one = mm_ceil_div(o->max_model_len, MM_PAGE) + o->max_num_seqs;
     const mm_backend_props *props = &k->backend->props;
     int64_t bytes = o->kv_bytes;
@@ -100,14 +104,17 @@ static mm_status count_pages(const mm_rank *k, int64_t *out)
             weights += o->weights->entry[i].n_bytes;
         const double budget = o->memory_fraction * (double)props->memory_total;
         const int64_t usable = mm_min_i64((int64_t)budget, props->memory_free - ((int64_t)1 << 30));
-        const int64_t step = 2 * ((int64_t)k->all->opt.max_logit_rows * o->config->n_vocab * 4) + 3 * k->all->opt.max_blob;
+        const int64_t step = 2 * ((int64_t)k->all->opt.max_logit_rows * o->config->n_vocab * 4) +
+                             3 * k->all->opt.max_blob;
         bytes = usable - weights / world - step - ((int64_t)1 << 30);
-        bytes = mm_min_i64(bytes, (one + 1) * page * 64); /* more than 64 full sequences serve nobody */
+        bytes = mm_min_i64(bytes, (one + 1) * page * 64); /* more than 64 full sequences serve
+                                                             nobody */
     }
     const int64_t n = bytes > 0 ? bytes / page : one + 1;
     if (n < 2 || (o->kv_bytes == 0 && !props->is_host && bytes < 2 * page))
         return MM_FAIL_PARAM(MM_E_CONFIG, "kv_bytes", -1,
-                             "%lld bytes are left for KV pages of %lld bytes; at least 2 pages are needed: give kv_bytes or raise "
+                             "%lld bytes are left for KV pages of %lld bytes; at least 2 pages are "
+                             "needed: give kv_bytes or raise "
                              "memory_fraction",
                              (long long)bytes, (long long)page);
     *out = n;
@@ -118,8 +125,9 @@ static mm_status open_rank(mm_rank *k)
 {
     mm_ranks *r = k->all;
     const mm_engine_options *o = &r->engine;
-    const mm_backend_options bo = {
-        .name = o->backend, .device = o->device != NULL ? o->device[k->index] : k->index, .n_thread = o->n_thread};
+    const mm_backend_options bo = {.name = o->backend,
+                                   .device = o->device != NULL ? o->device[k->index] : k->index,
+                                   .n_thread = o->n_thread};
     MM_TRY(mm_backend_open(&k->backend, &bo));
     MM_TRY(open_comm(k));
     int64_t n_page = 0;
@@ -142,6 +150,7 @@ static mm_status open_rank(mm_rank *k)
     if (k->index == 0) {
         r->n_page = n_page;
         r->run_ahead = run_ahead;
+        r->runs_here = r->n_rank == 1 && run_ahead == 0 && k->backend->props.is_host;
         for (int32_t i = 0; i <= run_ahead; i++)
             MM_TRY(k->backend->alloc_host(k->backend, &r->blob[i], (size_t)r->opt.max_blob));
     }
@@ -182,7 +191,8 @@ static void report(mm_rank *k, mm_status st)
 static void serve(mm_rank *k)
 {
     mm_ranks *r = k->all;
-    mm_step_context ctx = {.backend = k->backend, .model = k->model, .buf = &k->buf, .is_first = k->index == 0};
+    mm_step_context ctx = {
+        .backend = k->backend, .model = k->model, .buf = &k->buf, .is_first = k->index == 0};
     int64_t n_started = 0, n_finished = 0;
     mm_status started[MM_MAX_IN_FLIGHT] = {MM_OK, MM_OK};
     for (;;) {
@@ -229,7 +239,7 @@ static void *rank_main(void *arg)
     }
     pthread_cond_broadcast(&r->news);
     pthread_mutex_unlock(&r->lock);
-    if (st == MM_OK)
+    if (st == MM_OK && !r->runs_here)
         serve(k);
     /* What a rank holds is freed in its thread, once no rank can be reading it any more. */
     pthread_mutex_lock(&r->lock);
@@ -242,7 +252,8 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
-/* Calls the caller's poll ten times a second until all ranks are open. Returns with the lock released. */
+/* Calls the caller's poll ten times a second until all ranks are open. Returns with the lock
+ * released. */
 static void wait_open(mm_ranks *r, const mm_engine_options *user)
 {
     pthread_mutex_lock(&r->lock);
@@ -278,7 +289,8 @@ static mm_status first_error(mm_ranks *r)
     const mm_rank *worst = NULL;
     for (int32_t i = 0; i < r->n_rank; i++) {
         const mm_rank *k = &r->rank[i];
-        if (k->has_failed && (worst == NULL || (worst->error.status == MM_E_CANCELLED && k->error.status != MM_E_CANCELLED)))
+        if (k->has_failed && (worst == NULL || (worst->error.status == MM_E_CANCELLED &&
+                                                k->error.status != MM_E_CANCELLED)))
             worst = k;
     }
     if (worst == NULL)
@@ -370,8 +382,24 @@ void *mm_ranks_blob(mm_ranks *r)
     return r->blob[r->n_posted % (r->run_ahead + 1)];
 }
 
+/* The step itself, in the caller's thread. */
+static void run_here(mm_rank *k, const mm_batch *batch)
+{
+    mm_step_context ctx = {
+        .backend = k->backend, .model = k->model, .buf = &k->buf, .is_first = true};
+    mm_status st = mm_step_start(&ctx, batch, 0);
+    if (st == MM_OK)
+        st = mm_step_finish(&ctx, 0);
+    report(k, st);
+}
+
 void mm_ranks_launch(mm_ranks *r, const mm_batch *batch)
 {
+    if (r->runs_here) {
+        r->n_posted++;
+        run_here(&r->rank[0], batch);
+        return;
+    }
     pthread_mutex_lock(&r->lock);
     r->posted[r->n_posted % MM_MAX_IN_FLIGHT] = batch;
     r->n_posted++;

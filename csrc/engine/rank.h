@@ -1,6 +1,7 @@
-/* rank.h: the ranks of an engine, one thread per device. Each rank owns a backend, a slice of the model, the slots'
- * state and the buffers of a step; the coordinator posts batches and collects results, in order, and touches nothing
- * else in between. Up to two batches are posted; the rank starts the second while the device still runs the first. */
+/* rank.h: the ranks of an engine, one thread per device. Each rank owns a backend, a slice of the
+ * model, the slots' state and the buffers of a step; the coordinator posts batches and collects
+ * results, in order, and touches nothing else in between. Up to two batches are posted; the rank
+ * starts the second while the device still runs the first. */
 #ifndef MM_RANK_H
 #define MM_RANK_H
 #include "csrc/engine/scheduler.h"
@@ -20,11 +21,14 @@ mm_status mm_ranks_open(mm_ranks **out, const mm_ranks_options *opt);
 /* Waits for what runs, joins the threads, frees. NULL is fine. */
 void mm_ranks_close(mm_ranks *r);
 
-/* Memory of max_blob bytes to build the next batch in: that of the step before last, which must have been collected. */
+/* Memory of max_blob bytes to build the next batch in: that of the step before last, which must
+ * have been collected. */
 void *mm_ranks_blob(mm_ranks *r);
-/* The batch built in mm_ranks_blob. */
+/* The batch built in mm_ranks_blob. A single host rank with run_ahead 0 runs it before this
+ * returns. */
 void mm_ranks_launch(mm_ranks *r, const mm_batch *batch);
-/* Waits for the oldest batch; its result is valid until the next mm_ranks_blob. An error of any rank is raised. */
+/* Waits for the oldest batch; its result is valid until the next mm_ranks_blob. An error of any
+ * rank is raised. */
 mm_status mm_ranks_collect(mm_ranks *r, const mm_step_result **out);
 
 /* What rank 0 found out, fixed after open. */

@@ -4,8 +4,8 @@
 typedef struct allocator {
     mm_rank_buffers *b;
     mm_backend *be;
-    mm_status st;        /* the first failure; later requests do nothing */
-    int64_t *count;      /* where bytes are added up */
+    mm_status st;   /* the first failure; later requests do nothing */
+    int64_t *count; /* where bytes are added up */
 } allocator;
 
 static void *take(allocator *a, int64_t n, size_t each)
@@ -110,8 +110,8 @@ static void open_step(allocator *a, mm_rank_step *s, const mm_ranks_options *opt
         a->st = a->be->event_open(a->be, &s->done);
 }
 
-mm_status mm_rank_buffers_open(mm_rank_buffers *b, mm_backend *be, const mm_op_shape *shape, const mm_ranks_options *opt,
-                               int32_t n_step)
+mm_status mm_rank_buffers_open(mm_rank_buffers *b, mm_backend *be, const mm_op_shape *shape,
+                               const mm_ranks_options *opt, int32_t n_step)
 {
     *b = (mm_rank_buffers){.n_step = n_step};
     allocator a = {.b = b, .be = be, .st = MM_OK};

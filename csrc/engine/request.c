@@ -1,5 +1,6 @@
-/* request.c: a request's memory. All arrays are carved from one allocation whose layout is computed first; beyond a
- * megabyte it is mapped, so that a generous max_tokens costs address space, not memory. */
+/* request.c: a request's memory. All arrays are carved from one allocation whose layout is computed
+ * first; beyond a megabyte it is mapped, so that a generous max_tokens costs address space, not
+ * memory. */
 #include <sys/mman.h>
 
 #include "csrc/engine/request.h"
@@ -55,21 +56,26 @@ static void lay_out(mm_request *r, carve *c, const mm_request_params *p)
     r->prompt_key = take(c, r->n_prompt_key, sizeof *r->prompt_key);
     q->bias_token = copy(c, p->bias_token, p->n_bias, sizeof *p->bias_token);
     q->bias_value = copy(c, p->bias_value, p->n_bias, sizeof *p->bias_value);
-    q->bad_offset = p->n_bad > 0 ? copy(c, p->bad_offset, p->n_bad + 1, sizeof *p->bad_offset) : NULL;
-    q->bad_token = p->n_bad > 0 ? copy(c, p->bad_token, p->bad_offset[p->n_bad], sizeof *p->bad_token) : NULL;
+    q->bad_offset =
+        p->n_bad > 0 ? copy(c, p->bad_offset, p->n_bad + 1, sizeof *p->bad_offset) : NULL;
+    q->bad_token =
+        p->n_bad > 0 ? copy(c, p->bad_token, p->bad_offset[p->n_bad], sizeof *p->bad_token) : NULL;
     q->stop_token = copy(c, p->stop_token, p->n_stop_token, sizeof *p->stop_token);
     q->forced_token = copy(c, p->forced_token, p->n_forced, sizeof *p->forced_token);
     q->logprob_token = copy(c, p->logprob_token, p->n_logprob_token, sizeof *p->logprob_token);
-    q->prompt_logprob_token = copy(c, p->prompt_logprob_token, p->n_prompt_logprob_token, sizeof *p->prompt_logprob_token);
+    q->prompt_logprob_token = copy(c, p->prompt_logprob_token, p->n_prompt_logprob_token,
+                                   sizeof *p->prompt_logprob_token);
     r->ban = take(c, r->n_ban, sizeof *r->ban);
     r->allowed = p->n_allowed > 0 ? take(c, r->mask_words, sizeof *r->allowed) : NULL;
     r->mask = p->want_mask ? take(c, r->mask_words, sizeof *r->mask) : NULL;
     r->mask_in = p->want_mask ? take(c, r->mask_words, sizeof *r->mask_in) : NULL;
-    const int64_t n_entry = (int64_t)r->out_cap * r->width, n_prompt_entry = (int64_t)r->n_score * r->prompt_width;
+    const int64_t n_entry = (int64_t)r->out_cap * r->width,
+                  n_prompt_entry = (int64_t)r->n_score * r->prompt_width;
     r->out_id = take(c, n_entry, sizeof *r->out_id);
     r->out_logprob = take(c, n_entry, sizeof *r->out_logprob);
     r->out_rank = take(c, n_entry, sizeof *r->out_rank);
-    r->out_sampling = p->want_sampling_logprob ? take(c, r->out_cap, sizeof *r->out_sampling) : NULL;
+    r->out_sampling =
+        p->want_sampling_logprob ? take(c, r->out_cap, sizeof *r->out_sampling) : NULL;
     r->prompt_id = take(c, n_prompt_entry, sizeof *r->prompt_id);
     r->prompt_logprob = take(c, n_prompt_entry, sizeof *r->prompt_logprob);
     r->prompt_rank = take(c, n_prompt_entry, sizeof *r->prompt_rank);
@@ -78,16 +84,18 @@ static void lay_out(mm_request *r, carve *c, const mm_request_params *p)
 static mm_status block_open(mm_request *r, size_t n_bytes)
 {
     if (n_bytes >= MAP_FROM) {
-        void *at = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *at = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         r->block = at == MAP_FAILED ? NULL : at;
     } else {
         r->block = calloc(1, n_bytes);
     }
     r->block_bytes = n_bytes;
     if (r->block == NULL)
-        return MM_FAIL_PARAM(MM_E_NOMEM, "max_tokens", -1,
-                             "no host memory for a request's results (%.1f MB): lower max_tokens or logprobs",
-                             (double)n_bytes / 1e6);
+        return MM_FAIL_PARAM(
+            MM_E_NOMEM, "max_tokens", -1,
+            "no host memory for a request's results (%.1f MB): lower max_tokens or logprobs",
+            (double)n_bytes / 1e6);
     return MM_OK;
 }
 
@@ -108,9 +116,11 @@ static void fill_masks(mm_request *r, const mm_request_params *p, const mm_reque
     r->p.allowed_token = NULL; /* the bits say it all */
 }
 
-static void fill_prefix(mm_request *r, const mm_request_params *p, const mm_request_limits *lim, uint64_t owner)
+static void fill_prefix(mm_request *r, const mm_request_params *p, const mm_request_limits *lim,
+                        uint64_t owner)
 {
-    /* Where the shared cache is off or not to be read, a group still shares its own prefill under a private root. */
+    /* Where the shared cache is off or not to be read, a group still shares its own prefill under a
+     * private root. */
     const bool is_private = p->group != 0 && (!lim->has_prefix_cache || p->skip_prefix_read);
     r->root = (mm_prefix_root){.weight_version = lim->weight_version,
                                .salt = is_private ? p->group : p->salt,
@@ -152,7 +162,8 @@ static void fill_output(mm_request *r)
     r->pub = r->out;
 }
 
-mm_status mm_request_open(mm_request **out, const mm_request_params *p, const mm_request_limits *lim, uint64_t owner)
+mm_status mm_request_open(mm_request **out, const mm_request_params *p,
+                          const mm_request_limits *lim, uint64_t owner)
 {
     *out = NULL;
     MM_TRY(mm_request_check(p, lim));
@@ -168,7 +179,8 @@ mm_status mm_request_open(mm_request **out, const mm_request_params *p, const mm
     r->page_cap = (int32_t)mm_ceil_div((int64_t)r->n_prompt + r->out_cap, MM_PAGE);
     r->mask_words = (int32_t)mm_ceil_div(lim->config->n_vocab, 32);
     r->width = p->n_logprob < 0 ? 0 : 1 + p->n_logprob + p->n_logprob_token;
-    r->prompt_width = p->n_prompt_logprob < 0 ? 0 : 1 + p->n_prompt_logprob + p->n_prompt_logprob_token;
+    r->prompt_width =
+        p->n_prompt_logprob < 0 ? 0 : 1 + p->n_prompt_logprob + p->n_prompt_logprob_token;
     r->n_score = p->n_prompt_logprob < 0 ? 0 : p->n_prompt - p->prompt_logprob_start;
     r->n_ban = p->min_tokens > 0 ? (p->ignore_eos ? 0 : lim->n_eos) + p->n_stop_token : 0;
     r->n_prompt_key = p->n_prompt / MM_PAGE;
@@ -185,7 +197,8 @@ mm_status mm_request_open(mm_request **out, const mm_request_params *p, const mm
     fill_masks(r, p, lim);
     fill_prefix(r, p, lim, owner);
     fill_output(r);
-    st = mm_think_init(&r->think, p->think_start, p->think_open, p->n_think_open, p->think_close, p->n_think_close);
+    st = mm_think_init(&r->think, p->think_start, p->think_open, p->n_think_open, p->think_close,
+                       p->n_think_close);
     if (st == MM_OK && p->n_stop > 0)
         st = mm_stop_matcher_open(&r->stop, p->stop_bytes, p->stop_offset, p->n_stop);
     if (st == MM_OK)

@@ -1,11 +1,12 @@
-/* sampler.c: request parameters -> mm_batch_slot and mm_batch_out. Lists travel once, when the slot begins. The prompt
- * goes along for the repetition penalty only; of the tokens emitted so far, all when something counts them, else as many
- * as bad words can look back on. */
+/* sampler.c: request parameters -> mm_batch_slot and mm_batch_out. Lists travel once, when the slot
+ * begins. The prompt goes along for the repetition penalty only; of the tokens emitted so far, all
+ * when something counts them, else as many as bad words can look back on. */
 #include "csrc/engine/sampler.h"
 
 static bool keeps_counts(const mm_request_params *p)
 {
-    return p->repetition_penalty != 1.0f || p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f;
+    return p->repetition_penalty != 1.0f || p->frequency_penalty != 0.0f ||
+           p->presence_penalty != 0.0f;
 }
 
 static int32_t history_length(const mm_request *r)
@@ -22,7 +23,8 @@ static int64_t room(int64_t n, size_t each)
 int64_t mm_sampler_slot_bytes(const mm_request *r)
 {
     const mm_request_params *p = &r->p;
-    int64_t n = 2 * room(p->n_bias, 4) + room(r->n_ban, 4) + room(p->n_logprob_token, 4) + room(history_length(r), 4);
+    int64_t n = 2 * room(p->n_bias, 4) + room(r->n_ban, 4) + room(p->n_logprob_token, 4) +
+                room(history_length(r), 4);
     if (p->n_bad > 0)
         n += room(p->n_bad + 1, 4) + room(p->bad_offset[p->n_bad], 4);
     if (r->allowed != NULL)
@@ -40,7 +42,8 @@ static int64_t put_ids(mm_blob *blob, const int32_t *id, int64_t n)
 void mm_sampler_fill_slot(const mm_request *r, mm_batch_slot *out, mm_blob *blob)
 {
     const mm_request_params *p = &r->p;
-    const int32_t n_history = history_length(r), n_seen = p->repetition_penalty != 1.0f ? r->n_prompt : 0;
+    const int32_t n_history = history_length(r),
+                  n_seen = p->repetition_penalty != 1.0f ? r->n_prompt : 0;
     *out = (mm_batch_slot){
         .slot = r->slot,
         .n_emitted = r->out.n_token,
@@ -65,7 +68,9 @@ void mm_sampler_fill_slot(const mm_request *r, mm_batch_slot *out, mm_blob *blob
         .bad_offset = put_ids(blob, p->bad_offset, p->n_bad > 0 ? p->n_bad + 1 : 0),
         .bad_token = put_ids(blob, p->bad_token, p->n_bad > 0 ? p->bad_offset[p->n_bad] : 0),
         .logprob_token = put_ids(blob, p->logprob_token, p->n_logprob_token),
-        .mask = r->allowed != NULL ? mm_blob_put(blob, r->allowed, r->mask_words * (int64_t)sizeof(uint32_t)) : -1,
+        .mask = r->allowed != NULL
+                    ? mm_blob_put(blob, r->allowed, r->mask_words * (int64_t)sizeof(uint32_t))
+                    : -1,
         .prompt = put_ids(blob, r->token, n_seen),
         .history = put_ids(blob, r->token + r->n_prompt + (r->out.n_token - n_history), n_history),
         .keeps_counts = keeps_counts(p),
@@ -83,6 +88,7 @@ void mm_sampler_fill_draw(const mm_request *r, int32_t forced, mm_batch_out *out
     out->n_list = has_entries ? p->n_logprob_token : 0;
     out->list = -1;
     out->want_sampling = p->want_sampling_logprob != 0;
-    out->needs_work = out->want_sampling || (has_entries && (p->logprob_mode == MM_LOGPROB_PROCESSED ||
-                                                             p->logprob_mode == MM_LOGIT_PROCESSED));
+    out->needs_work =
+        out->want_sampling || (has_entries && (p->logprob_mode == MM_LOGPROB_PROCESSED ||
+                                               p->logprob_mode == MM_LOGIT_PROCESSED));
 }

@@ -5,7 +5,8 @@
 
 /* Bytes that mm_sampler_fill_slot appends for r. */
 int64_t mm_sampler_slot_bytes(const mm_request *r);
-/* Everything the ranks must know when r's slot begins: settings, lists, and the state that its own tokens decide. */
+/* Everything the ranks must know when r's slot begins: settings, lists, and the state that its own
+ * tokens decide. */
 void mm_sampler_fill_slot(const mm_request *r, mm_batch_slot *out, mm_blob *blob);
 /* The row that draws r's next token. */
 void mm_sampler_fill_draw(const mm_request *r, int32_t forced, mm_batch_out *out);

@@ -1,7 +1,9 @@
-/* scheduler.c: the states of requests: the waiting heap, the running set, groups, and how a request leaves each. */
+/* scheduler.c: the states of requests: the waiting heap, the running set, groups, and how a request
+ * leaves each. */
 #include "csrc/engine/scheduler.h"
 
-mm_status mm_scheduler_open(mm_scheduler *s, const mm_scheduler_limits *lim, const mm_request_limits *req, int64_t n_page)
+mm_status mm_scheduler_open(mm_scheduler *s, const mm_scheduler_limits *lim,
+                            const mm_request_limits *req, int64_t n_page)
 {
     *s = (mm_scheduler){.lim = *lim, .req = req, .turn = -1};
     mm_engine_stats_init(&s->stats);
@@ -119,14 +121,16 @@ static void heap_remove(mm_scheduler *s, mm_request *r)
     heap_down(s, last->heap_index);
 }
 
-/* Room for every request that is alive: then a preempted one can always come back. Grows with submissions only. */
+/* Room for every request that is alive: then a preempted one can always come back. Grows with
+ * submissions only. */
 static mm_status heap_reserve(mm_scheduler *s)
 {
     const int64_t need = s->n_heap + s->n_blocked + s->n_running + s->n_leaving + 1;
     if (need <= s->cap_heap)
         return MM_OK;
     const int64_t cap = mm_max_i64(256, need * 2);
-    mm_request **heap = cap < INT32_MAX ? realloc(s->heap, (size_t)cap * sizeof(mm_request *)) : NULL;
+    mm_request **heap =
+        cap < INT32_MAX ? realloc(s->heap, (size_t)cap * sizeof(mm_request *)) : NULL;
     if (heap == NULL)
         return MM_FAIL(MM_E_NOMEM, "no host memory for a queue of %lld requests", (long long)cap);
     s->heap = heap;
@@ -237,8 +241,10 @@ static mm_group **group_link(mm_scheduler *s, uint64_t owner, uint64_t id)
 
 static void unblock(mm_scheduler *s, mm_group *g, mm_request *r)
 {
-    *(r->blocked_prev != NULL ? &r->blocked_prev->blocked_next : &g->blocked_first) = r->blocked_next;
-    *(r->blocked_next != NULL ? &r->blocked_next->blocked_prev : &g->blocked_last) = r->blocked_prev;
+    *(r->blocked_prev != NULL ? &r->blocked_prev->blocked_next : &g->blocked_first) =
+        r->blocked_next;
+    *(r->blocked_next != NULL ? &r->blocked_next->blocked_prev : &g->blocked_last) =
+        r->blocked_prev;
     r->blocked_prev = r->blocked_next = NULL;
     r->is_blocked = false;
     s->n_blocked--;
@@ -318,7 +324,8 @@ void mm_scheduler_fail(mm_scheduler *s, mm_request *r, const mm_error *why)
     mm_scheduler_end(s, r, MM_FINISH_ERROR, MM_STOP_NONE, -1);
 }
 
-void mm_scheduler_end(mm_scheduler *s, mm_request *r, mm_finish finish, mm_stop stop, int32_t stop_index)
+void mm_scheduler_end(mm_scheduler *s, mm_request *r, mm_finish finish, mm_stop stop,
+                      int32_t stop_index)
 {
     MM_ASSERT(r->state != MM_REQUEST_DONE);
     r->state = MM_REQUEST_DONE;
@@ -374,7 +381,7 @@ void mm_scheduler_set_mask(mm_scheduler *s, mm_request *r, int32_t i_token, cons
     mm_scheduler_touch(s, r, false);
 }
 
-void mm_scheduler_end_all(mm_scheduler *s, mm_finish finish, const mm_error *why)
+void mm_scheduler_end_all(mm_scheduler *s, const mm_error *why)
 {
     for (int32_t k = 0; k < s->n_in_flight; k++) {
         const mm_plan *plan = &s->plan[(s->i_oldest + k) % MM_MAX_IN_FLIGHT];
@@ -385,13 +392,15 @@ void mm_scheduler_end_all(mm_scheduler *s, mm_finish finish, const mm_error *why
     }
     s->n_in_flight = 0;
     for (;;) {
-        mm_request *r = s->n_running > 0 ? s->running[s->n_running - 1] : s->n_heap > 0 ? s->heap[s->n_heap - 1] : NULL;
+        mm_request *r = s->n_running > 0 ? s->running[s->n_running - 1]
+                        : s->n_heap > 0  ? s->heap[s->n_heap - 1]
+                                         : NULL;
         if (r == NULL)
             break;
-        if (finish == MM_FINISH_ERROR)
+        if (why != NULL)
             mm_scheduler_fail(s, r, why);
         else
-            mm_scheduler_end(s, r, finish, MM_STOP_NONE, -1);
+            mm_scheduler_end(s, r, MM_FINISH_ABORT, MM_STOP_NONE, -1);
     }
 }
 
@@ -411,7 +420,8 @@ mm_status mm_scheduler_check(const mm_scheduler *s)
     for (int32_t i = 0; i < s->n_running; i++)
         for (int32_t k = 0; k < s->running[i]->n_page; k++)
             refs[s->running[i]->page[k]]++;
-    for (int32_t k = 0; k < s->n_in_flight; k++) { /* those that left, each once: by its newest plan */
+    /* those that left, each once: by its newest plan */
+    for (int32_t k = 0; k < s->n_in_flight; k++) {
         const mm_plan *plan = &s->plan[(s->i_oldest + k) % MM_MAX_IN_FLIGHT];
         for (int32_t i = 0; i < plan->n_item; i++) {
             const mm_request *r = plan->item[i].r;
@@ -424,15 +434,17 @@ mm_status mm_scheduler_check(const mm_scheduler *s)
     }
     for (int32_t i = 0; i < s->pool.n_page && st == MM_OK; i++)
         if (refs[i] != s->pool.page[i].refs)
-            st = MM_FAIL(MM_E_INVALID, "page %d has %d references, sequences hold it %d times", i, s->pool.page[i].refs, refs[i]);
+            st = MM_FAIL(MM_E_INVALID, "page %d has %d references, sequences hold it %d times", i,
+                         s->pool.page[i].refs, refs[i]);
     for (int32_t i = 0; i < s->n_free_slot && st == MM_OK; i++) {
         if (is_free[s->free_slot[i]])
             st = MM_FAIL(MM_E_INVALID, "slot %d is free twice", s->free_slot[i]);
         is_free[s->free_slot[i]] = 1;
     }
-    if (st == MM_OK && (n_leaving != s->n_leaving || s->n_free_slot + s->n_running + n_leaving != s->lim.max_seqs))
-        st = MM_FAIL(MM_E_INVALID, "%d slots are free, %d run, %d leave (counted %d), of %d", s->n_free_slot, s->n_running,
-                     n_leaving, s->n_leaving, s->lim.max_seqs);
+    if (st == MM_OK &&
+        (n_leaving != s->n_leaving || s->n_free_slot + s->n_running + n_leaving != s->lim.max_seqs))
+        st = MM_FAIL(MM_E_INVALID, "%d slots are free, %d run, %d leave (counted %d), of %d",
+                     s->n_free_slot, s->n_running, n_leaving, s->n_leaving, s->lim.max_seqs);
     for (int32_t i = 0; i < s->n_running && st == MM_OK; i++)
         if (s->running[i]->run_index != i || is_free[s->running[i]->slot])
             st = MM_FAIL(MM_E_INVALID, "running request %d has a wrong place", i);

@@ -18,21 +18,24 @@ static group_needs look_at(const mm_batch_out *out, int32_t n)
     return g;
 }
 
-/* Trace rows leave the step at once: row i of the group is position trace_first + row of the traced prompt. */
-static mm_status pull_trace(mm_step_context *k, const mm_batch *b, const mm_batch_out *out, int32_t n)
+/* Trace rows leave the step at once: row i of the group is position trace_first + row of the traced
+ * prompt. */
+static mm_status pull_trace(mm_step_context *k, const mm_batch *b, const mm_batch_out *out,
+                            int32_t n)
 {
     const int64_t V = k->model->config.n_vocab;
     if (!k->is_first || n == 0 || b->trace == NULL || b->trace->logits == NULL)
         return MM_OK;
     float *to = b->trace->logits + (int64_t)(b->trace_first + out[0].row) * V;
-    MM_TRY(k->backend->download(k->backend, k->model->ctx.stream, to, k->buf->logits, (size_t)(n * V) * sizeof(float)));
+    MM_TRY(k->backend->download(k->backend, k->model->ctx.stream, to, k->buf->logits,
+                                (size_t)(n * V) * sizeof(float)));
     return k->backend->sync(k->backend, k->model->ctx.stream);
 }
 
 static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_result *res)
 {
     const mm_op_context *c = &k->model->ctx;
-    const mm_ops *ops = k->backend->ops;
+    const mm_ops *ops = k->model->ops;
     const mm_batch_out *out = mm_batch_at(b, b->out);
     const mm_rank_buffers *buf = k->buf;
     const int32_t most = k->model->shape.max_logit_rows;
@@ -110,9 +113,12 @@ mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
         MM_TRY(be->upload(be, stream, s->blob, batch, (size_t)batch->n_bytes));
         blob = s->blob;
     }
-    const mm_begin_args begin = {
-        .plan = batch, .blob = blob, .slots = &k->buf->slots, .seq = &k->buf->seq, .out = &k->buf->out};
-    MM_TRY(be->ops->begin(&k->model->ctx, &begin));
+    const mm_begin_args begin = {.plan = batch,
+                                 .blob = blob,
+                                 .slots = &k->buf->slots,
+                                 .seq = &k->buf->seq,
+                                 .out = &k->buf->out};
+    MM_TRY(k->model->ops->begin(&k->model->ctx, &begin));
     MM_TRY(be->zero(be, stream, k->model->buf.n_read, 2 * sizeof(int64_t)));
     MM_TRY(mm_model_forward(k->model, &k->buf->seq, batch->trace, batch->trace_first));
     MM_TRY(run_outputs(k, batch, &s->device));

@@ -1,4 +1,5 @@
-/* step.h: one batch on one rank: upload, forward pass, then output rows in groups: logits, draw, log-probabilities. */
+/* step.h: one batch on one rank: upload, forward pass, then output rows in groups: logits, draw,
+ * log-probabilities. */
 #ifndef MM_STEP_H
 #define MM_STEP_H
 #include "csrc/engine/rank_buffers.h"

@@ -1,5 +1,5 @@
-/* waiter.c: the mailbox of one caller. A waiter keeps the engine's struct alive, so it is safe to wait on one whose engine
- * was closed: it hands out what is left, then says so. */
+/* waiter.c: the mailbox of one caller. A waiter keeps the engine's struct alive, so it is safe to
+ * wait on one whose engine was closed: it hands out what is left, then says so. */
 #include <unistd.h>
 
 #include "csrc/engine/engine.h"
@@ -44,22 +44,25 @@ mm_status mm_waiter_wait(mm_waiter *w, double timeout_s, uint64_t *id, int32_t c
     mm_engine *e = w->engine;
     MM_TRY(mm_engine_check_process(e));
     if (cap < 1 || id == NULL || !(timeout_s >= 0))
-        return MM_FAIL(MM_E_INVALID, "mm_waiter_wait: room for %d ids, timeout %g s: at least 1 and a number >= 0 are needed", cap,
-                       timeout_s);
+        return MM_FAIL(MM_E_INVALID,
+                       "mm_waiter_wait: room for %d ids, timeout %g s: at least 1 and a number >= "
+                       "0 are needed",
+                       cap, timeout_s);
     const double until = mm_now() + timeout_s;
     mm_queue *q = &e->queue;
     mm_status st = MM_OK;
     int32_t n = 0;
     pthread_mutex_lock(&q->lock);
     w->n_inside++;
-    while (w->ready_first == NULL && !w->is_closing && !q->is_closed && !q->is_dead && mm_now() < until)
+    while (w->ready_first == NULL && !w->is_closing && !q->is_closed && !q->is_over &&
+           mm_now() < until)
         mm_cond_wait_until(&w->news, &q->lock, until);
     while (n < cap && w->ready_first != NULL)
         id[n++] = mm_queue_pop_ready(w)->id;
     if (n == 0 && w->is_closing)
         st = MM_FAIL(MM_E_CLOSED, "the waiter was closed");
     else if (n == 0)
-        st = q->is_closed || q->is_dead ? mm_queue_check_alive(q) : MM_OK;
+        st = q->is_closed || q->is_over ? mm_queue_check_alive(q) : MM_OK;
     w->n_inside--;
     if (w->is_closing)
         pthread_cond_broadcast(&w->news);

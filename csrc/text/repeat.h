@@ -7,8 +7,8 @@
 
 typedef struct mm_repeat {
     int32_t min_size, max_size, min_count;
-    int32_t
-        *run; /* [max_size - min_size + 1]: how many last tokens equal the one `size` before them */
+    int32_t *run; /* [max_size - min_size + 1]: how many last tokens equal the one `size` before
+                     them */
 } mm_repeat;
 
 /* MM_E_INVALID unless 1 <= min_size <= max_size <= 4096 and min_count >= 2. All 0: off, and nothing

@@ -11,10 +11,10 @@
 struct mm_stop_matcher {
     int32_t n_class, n_state;
     uint8_t class_of[256];
-    int32_t *next;         /* [n_state, n_class] */
-    int32_t *match;        /* [n_state] string that ends here (lowest index), -1 none */
-    int32_t *depth;        /* [n_state] bytes of the state's prefix */
-    int32_t *shorter;      /* [n_state] nearest proper suffix state with a match, 0 none */
+    int32_t *next;    /* [n_state, n_class] */
+    int32_t *match;   /* [n_state] string that ends here (lowest index), -1 none */
+    int32_t *depth;   /* [n_state] bytes of the state's prefix */
+    int32_t *shorter; /* [n_state] nearest proper suffix state with a match, 0 none */
     int32_t state;
     int64_t pos; /* bytes seen */
 };
@@ -58,9 +58,9 @@ static void insert(mm_stop_matcher *m, const uint8_t *s, int32_t n, int32_t inde
         m->match[state] = index;
 }
 
-/* Breadth first, so that the failure state of a state (shorter than it) is complete when it is
- * needed. A missing edge of s becomes the edge of fail(s). queue and fail are scratch, [n_state].
- */
+/* Breadth first, so that the failure state of a state (shorter than it) is complete when
+ * it is needed. A missing edge of s becomes the edge of fail(s). queue and fail are
+ * scratch, [n_state]. */
 static void complete(mm_stop_matcher *m, int32_t *queue, int32_t *fail)
 {
     int32_t head = 0, tail = 0;

@@ -86,8 +86,8 @@ static void step_lead(mm_think *t, uint8_t c, int64_t end)
     const bool opens = t->phase != MM_PHASE_AFTER, closes = t->phase != MM_PHASE_LEAD_IN;
     if (!t->blanks_over && is_blank(c))
         return;
-    const int32_t k =
-        t->n_open > t->n_close ? t->n_open : t->n_close; /* bytes of the prefix so far */
+    /* bytes of the prefix so far */
+    const int32_t k = t->n_open > t->n_close ? t->n_open : t->n_close;
     const bool open_goes_on =
         opens && (t->blanks_over ? t->n_open == k : true) && t->open.byte[k] == c;
     const bool close_goes_on =
