@@ -2,8 +2,8 @@
 
     from minimax_m31 import LLM, SamplingParams
 
-    llm = LLM("path/to/checkpoint")
-    print(llm.generate("The capital of France is", SamplingParams(max_tokens=16))[0].outputs[0].text)
+    llm = LLM("path/to/checkpoint") print(llm.generate("The capital of France is",
+    SamplingParams(max_tokens=16))[0].outputs[0].text)
 
 Importing this loads nothing: every name below is fetched when it is first used.
 """
@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from .llm import LLM, live_engines, shutdown_all
     from .logprobs import FlatLogprobs, Logprob
     from .outputs import CompletionOutput, RequestError, RequestMetrics, RequestOutput
-    from .params import RepetitionDetectionParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from .params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
     from .prompts import TextPrompt, TokensPrompt
     from .scores import EngineStats, MemoryReport, TokenScores, Trace
     from .seeds import derive_seed
@@ -52,7 +57,12 @@ _HOMES = {
     "llm": ("LLM", "live_engines", "shutdown_all"),
     "logprobs": ("FlatLogprobs", "Logprob"),
     "outputs": ("CompletionOutput", "RequestError", "RequestMetrics", "RequestOutput"),
-    "params": ("RepetitionDetectionParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "params": (
+        "RepetitionDetectionParams",
+        "RequestOutputKind",
+        "SamplingParams",
+        "StructuredOutputsParams",
+    ),
     "prompts": ("TextPrompt", "TokensPrompt"),
     "scores": ("EngineStats", "MemoryReport", "TokenScores", "Trace"),
     "seeds": ("derive_seed",),

@@ -8,14 +8,20 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .errors import ConfigError, Mm31Error
 
+if TYPE_CHECKING:
+    from .llm import LLM
+    from .params import SamplingParams
+
 
 def _engine_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="nano", help="checkpoint folder (default: the one in the package)")
+    parser.add_argument(
+        "--model", default="nano", help="checkpoint folder (default: the one in the package)"
+    )
     parser.add_argument("--backend", default="auto", choices=("auto", "cpu", "ref", "cuda"))
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int)
@@ -34,7 +40,7 @@ def _sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
 
 
-def _open(options: argparse.Namespace) -> Any:
+def _open(options: argparse.Namespace) -> LLM:
     from .llm import LLM
 
     return LLM(
@@ -48,10 +54,13 @@ def _open(options: argparse.Namespace) -> Any:
     )
 
 
-def _params(llm: Any, options: argparse.Namespace) -> Any:
-    changes = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "seed", "n")}
+def _params(llm: LLM, options: argparse.Namespace) -> SamplingParams:
+    changes = {
+        name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "seed", "n")
+    }
     return llm.get_default_sampling_params().replace(
-        max_tokens=options.max_tokens, **{name: value for name, value in changes.items() if value is not None}
+        max_tokens=options.max_tokens,
+        **{name: value for name, value in changes.items() if value is not None},
     )
 
 
@@ -84,8 +93,11 @@ def run_info(options: argparse.Namespace) -> int:
         return 0
     print(f"minimax_m31 {env['version']}, Python {env['python']}, {env['platform']}")
     for name, text in env["backends"].items():
-        print(f"  backend {name}: {text.removeprefix(f'backend "{name}": ')}")
-    print(f"  packages: {', '.join(f'{name} {version}' for name, version in env['packages'].items())}")
+        shown = text.removeprefix(f'backend "{name}": ')
+        print(f"  backend {name}: {shown}")
+    print(
+        f"  packages: {', '.join(f'{name} {version}' for name, version in env['packages'].items())}"
+    )
     print(f"  trained checkpoint in the package: {'yes' if env['nano'] else 'no'}")
     for name, value in env["variables"].items():
         print(f"  {name}={value}")
@@ -98,7 +110,9 @@ def _parse_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        raise SystemExit(f"--ids {text!r}: numbers separated by commas or blanks are needed") from None
+        raise SystemExit(
+            f"--ids {text!r}: numbers separated by commas or blanks are needed"
+        ) from None
 
 
 def run_generate(options: argparse.Namespace) -> int:
@@ -112,7 +126,9 @@ def run_generate(options: argparse.Namespace) -> int:
                 print(output.to_json(), flush=True)
                 continue
             for one in output.outputs:
-                shown = one.text if llm._tokenizer is not None else " ".join(map(str, one.token_ids))
+                shown = (
+                    one.text if llm._tokenizer is not None else " ".join(map(str, one.token_ids))
+                )
                 print(shown, flush=True)
     return 0
 
@@ -135,7 +151,9 @@ def run_chat(options: argparse.Namespace) -> int:
                     return 0
             messages.append({"role": "user", "content": question})
             message = None
-            for piece in llm.chat_stream(messages, params, thinking=options.thinking, reasoning_effort=options.effort):
+            for piece in llm.chat_stream(
+                messages, params, thinking=options.thinking, reasoning_effort=options.effort
+            ):
                 for delta in piece.outputs[0].deltas or ():
                     sys.stdout.write(delta.reasoning_content or delta.content or "")
                     sys.stdout.flush()
@@ -153,30 +171,19 @@ _DEMO = (
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """A short tour: opens the checkpoint of the package, answers a few questions, says how fast."""
-    from .llm import LLM
+    """A short tour: opens a checkpoint, answers a few questions, says how fast."""
     from .opening import NANO
-    from .params import SamplingParams
 
-    if options.model == "nano" and not (NANO / "config.json").is_file():
-        return _demo_ids(options)
     print(f"minimax_m31 {__version__}")
+    if options.model == "nano" and not (NANO / "config.json").is_file():
+        options.model = str(_small_checkpoint())
+        print("no trained checkpoint in this build: this shows a tiny random one, by token ids")
     with _open(options) as llm:
-        assert isinstance(llm, LLM)
         print(f"  {llm}\n")
-        params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
-        for question in _DEMO:
-            print(f"you:   {question}")
-            began = time.monotonic()
-            output = llm.chat([{"role": "user", "content": question}], params, thinking=options.thinking, use_tqdm=False)[0]
-            seconds = time.monotonic() - began
-            message = output.outputs[0].message
-            assert message is not None
-            if message.reasoning_content:
-                print(f"think: {message.reasoning_content.strip()}")
-            print(f"model: {message.content.strip()}")
-            count = len(output.outputs[0].token_ids)
-            print(f"       {count} tokens in {seconds:.2f} s, first after {1000 * output.metrics.ttft:.0f} ms\n")
+        if llm.llm_engine.tokenizer is None:
+            _demo_ids(llm, options)
+        else:
+            _demo_chat(llm, options)
         _say_stats(llm)
     return 0
 
@@ -186,44 +193,69 @@ def _small_checkpoint() -> Path:
     folder = Path(__file__).resolve().parents[1] / "tests" / "golden" / "m31_d128_nvfp4"
     if not (folder / "config.json").is_file():
         raise ConfigError(
-            "there is no trained checkpoint in this build (minimax_m31/nano) and no tests/golden beside the package: "
-            "give a folder, python -m minimax_m31 demo --model path/to/checkpoint"
+            "there is no trained checkpoint in this build (minimax_m31/nano) and no tests/golden "
+            "beside the package: python -m minimax_m31 demo --model path/to/checkpoint"
         )
     return folder
 
 
-def _demo_ids(options: argparse.Namespace) -> int:
-    """Without a trained checkpoint: the same formats with random weights, in token ids."""
+def _demo_chat(llm: LLM, options: argparse.Namespace) -> None:
     from .params import SamplingParams
 
-    options.model = str(_small_checkpoint())
-    print(f"minimax_m31 {__version__}: no trained checkpoint in this build, so this shows a tiny random one by token ids")
-    with _open(options) as llm:
-        print(f"  {llm}\n")
-        params = SamplingParams(temperature=0.0, max_tokens=min(options.max_tokens, 24), ignore_eos=True, logprobs=0)
-        most = llm._facts.n_vocab - 8  # the last ids are special in these checkpoints
-        prompts = [[(start + 5 * i) % most for i in range(length)] for start, length in ((3, 12), (20, 200), (7, 700))]
-        for output in llm.generate(prompts, params, use_tqdm=False):
-            one = output.outputs[0]
-            print(f"{len(output.prompt_token_ids)} ids -> {' '.join(map(str, one.token_ids))}")
-            print(f"  log p {one.cumulative_logprob:.3f}, first token after {1000 * output.metrics.ttft:.0f} ms")
-        again = llm.generate(prompts[-1], params, use_tqdm=False)[0]
-        print(f"the last prompt again: {again.num_cached_tokens} of {len(again.prompt_token_ids)} ids came from the cache\n")
-        _say_stats(llm)
-    return 0
+    params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
+    for question in _DEMO:
+        print(f"you:   {question}")
+        began = time.monotonic()
+        messages = [{"role": "user", "content": question}]
+        output = llm.chat(messages, params, thinking=options.thinking, use_tqdm=False)[0]
+        seconds = time.monotonic() - began
+        message = output.outputs[0].message
+        if message is not None and message.reasoning_content:
+            print(f"think: {message.reasoning_content.strip()}")
+        print(f"model: {'' if message is None else message.content.strip()}")
+        count = len(output.outputs[0].token_ids)
+        first = f"first after {1000 * output.metrics.ttft:.0f} ms"
+        print(f"       {count} tokens in {seconds:.2f} s, {first}\n")
 
 
-def _say_stats(llm: Any) -> None:
+def _demo_ids(llm: LLM, options: argparse.Namespace) -> None:
+    from .params import SamplingParams
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=min(options.max_tokens, 24), ignore_eos=True, logprobs=0
+    )
+    most = max(1, llm.get_vocab_size() - 8)  # the last ids may be special
+    prompts = [
+        [(start + 5 * i) % most for i in range(length)]
+        for start, length in ((3, 12), (20, 200), (7, 700))
+    ]
+    for output in llm.generate(prompts, params, use_tqdm=False):
+        one = output.outputs[0]
+        print(f"{len(output.prompt_token_ids)} ids -> {' '.join(map(str, one.token_ids))}")
+        first = f"first token after {1000 * output.metrics.ttft:.0f} ms"
+        print(f"  log p {one.cumulative_logprob:.3f}, {first}")
+    again = llm.generate(prompts[-1], params, use_tqdm=False)[0]
+    print(
+        f"the last prompt again: {again.num_cached_tokens} of {len(again.prompt_token_ids)} "
+        "ids came from the cache\n"
+    )
+
+
+def _say_stats(llm: LLM) -> None:
     stats = llm.stats()
     busy = max(1e-9, stats.step_time_total)
     print(
-        f"{stats.num_generation_tokens} tokens generated, {stats.num_prompt_tokens} read in {stats.num_steps} steps and "
-        f"{busy:.2f} s; sparse attention read {100 * stats.attention_density:.0f} % of the blocks it could see"
+        f"{stats.num_generation_tokens} tokens generated, {stats.num_prompt_tokens} read in "
+        f"{stats.num_steps} steps and "
+        f"{busy:.2f} s; sparse attention read {100 * stats.attention_density:.0f} % of the blocks "
+        "it could see"
     )
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m minimax_m31", description="MiniMax-M3.1-Flash, offline.")
+    parser = argparse.ArgumentParser(
+        prog="python -m minimax_m31", description="MiniMax-M3.1-Flash, offline."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     info = commands.add_parser("info", help=run_info.__doc__)

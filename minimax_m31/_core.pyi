@@ -1,7 +1,8 @@
-"""Typed face of the C extension. Thin: every method is one call of csrc/mm.h with the GIL released where it can wait.
+"""Typed face of the C extension. Thin: every method is one call of csrc/mm.h with the GIL released
+where it can wait.
 
-Exceptions are the classes of minimax_m31.errors. Arrays handed out are copies or read-only views that keep the
-engine's buffer alive only through the copy; bf16 never crosses this border.
+Exceptions are the classes of minimax_m31.errors. Arrays handed out are copies or read-only views
+that keep the engine's buffer alive only through the copy; bf16 never crosses this border.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,12 @@ MAX_LIST: int
 TensorEntry = tuple[str, int, str, tuple[int, ...], int, int]
 
 def config_check(config: Mapping[str, Any]) -> None:
-    """Raises ConfigError naming the field when the forward pass cannot run such a model. Keys: fields of mm_config."""
+    """Raises ConfigError naming the field when the forward pass cannot run such a model. Keys:
+    fields of mm_config.
+    """
 
-def page_bytes(config: Mapping[str, Any], kv_format: str, index_format: str, shard_rank: int, shard_world: int) -> int:
+def page_bytes(config: Mapping[str, Any], kv_format: str, index_format: str, shard_rank: int,
+    shard_world: int) -> int:
     """Bytes of one page (128 tokens) over all layers on one rank."""
 
 def backends() -> list[tuple[str, bool, str]]:
@@ -49,12 +53,15 @@ class Engine:
         """`options`: fields of mm_engine_options by name . Enums are the lower-case
         suffix of their C name everywhere ("auto", "bf16", "f32", "fp8", "nvfp4", "files", "dummy").
 
-        Signals are polled while loading; `progress(bytes_done, bytes_total)` is called about ten times a second.
+        Signals are polled while loading; `progress(bytes_done, bytes_total)` is called about ten
+        times a second.
         """
     def waiter(self) -> Waiter: ...
-    def submit(self, waiter: Waiter, prompt: npt.NDArray[np.int32], params: Mapping[str, Any]) -> int:
-        """`params`: fields of mm_request_params by name; lists as sequences, stop as list[bytes], enums as lower-case
-        suffixes (logprob_mode "raw", think_start "adaptive"). Returns the id."""
+    def submit(self, waiter: Waiter, prompt: npt.NDArray[np.int32], params: Mapping[str,
+        Any]) -> int:
+        """`params`: fields of mm_request_params by name; lists as sequences, stop as list[bytes],
+        enums as lower-case suffixes (logprob_mode "raw", think_start "adaptive"). Returns the
+        id."""
     def submit_trace(
         self,
         waiter: Waiter,
@@ -69,11 +76,14 @@ class Engine:
         force_experts: Sequence[npt.NDArray[np.int16] | None] | None,
         blocks_width: int,
     ) -> int:
-        """A trace request: rows are written into the caller's arrays, which stay referenced until it is released."""
+        """A trace request: rows are written into the caller's arrays, which stay referenced until
+        it is released.
+        """
     def read(self, request_id: int, start: int = ...) -> dict[str, Any]:
-        """Fields of mm_output by name. Arrays are copies of entries from token `start` on: token i32 [n],
-        logprob_id/logprob/logprob_rank [n, width], sampling_logprob [n], prompt_* [rows, width]; error as
-        (status name, message, param, index) or None; finish and stop as lower-case suffixes ("none", "stop", "length", "eos")."""
+        """Fields of mm_output by name. Arrays are copies of entries from token `start` on: token
+        i32 [n], logprob_id/logprob/logprob_rank [n, width], sampling_logprob [n], prompt_* [rows,
+        width]; error as (status name, message, param, index) or None; finish and stop as lower-case
+        suffixes ("none", "stop", "length", "eos")."""
     def release(self, request_id: int) -> None: ...
     def abort(self, request_ids: Sequence[int] | None) -> int: ...
     def put_mask(self, request_id: int, i_token: int, words: npt.NDArray[np.uint32]) -> None: ...
@@ -90,6 +100,8 @@ class Waiter:
     """Mailbox of one caller; one thread waits on it at a time."""
 
     def wait(self, timeout: float, cap: int = ...) -> list[int]:
-        """Ids with news, [] after `timeout` seconds. Signals are looked at ten times a second (KeyboardInterrupt passes)."""
+        """Ids with news, [] after `timeout` seconds. Signals are looked at ten times a second
+        (KeyboardInterrupt passes).
+        """
     def close(self) -> None:
         """Aborts and releases its unfinished requests."""

@@ -1,9 +1,10 @@
-"""One call of generate, chat or score: prompts go into the engine through a window, results come out as they finish.
+"""One call of generate, chat or score: prompts go into the engine through a window, results come
+out as they finish.
 
-The window bounds what is in flight (a few times the engine's batch), so a million prompts keep memory flat: a prompt
-is encoded when its turn comes, its result is read and released when it is done. n samples of a prompt are n requests
-of one group, which share the prompt's pages. Each call has a mailbox of its own: calls from several threads do not
-see each other's requests.
+The window bounds what is in flight (a few times the engine's batch), so a million prompts keep
+memory flat: a prompt is encoded when its turn comes, its result is read and released when it is
+done. n samples of a prompt are n requests of one group, which share the prompt's pages. Each call
+has a mailbox of its own: calls from several threads do not see each other's requests.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .core_params import Plan, prompt_logprob_start
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .progress import Progress
 
 WINDOW = 4  # times max_num_seqs: requests in flight
+LEAST_WINDOW = 256
 ENCODE = 64  # prompts encoded at once
 WAIT_S = 0.1  # longest wait between looks at progress and time
 
@@ -66,16 +68,17 @@ class Job:
         del self.samples[self.submitted :]
 
 
-# What a call knows about prompt i: (prompt, plan, think_start). Called when the prompt's turn comes.
+# What a call knows about prompt i: (prompt, plan, think_start). Called when the prompt's turn
+# comes.
 Source = Callable[[int], tuple[Prompt, Plan, "str | None"]]
 
 
-
-
 class BaseCall(Generic[T]):
-    """Iterating gives (index, result) as prompts finish; leaving the loop, or an exception, aborts the rest.
+    """Iterating gives (index, result) as prompts finish; leaving the loop, or an exception, aborts
+    the rest.
 
-    What a result is, is up to the subclass: `_result` of a job, `_refused` of a prompt that never ran.
+    What a result is, is up to the subclass: `_result` of a job, `_refused` of a prompt that never
+    ran.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class BaseCall(Generic[T]):
         self._deadline = None if timeout is None else llm._now() + timeout
         self._raw_text = raw_text
         self._notify = notify
-        self._window = WINDOW * llm._facts.max_num_seqs
+        self._window = max(LEAST_WINDOW, WINDOW * llm._facts.max_num_seqs)
         self._next = 0  # prompts taken from the source
         self._queue: deque[Job] = deque()  # encoded, samples left to submit
         self._flying: dict[int, tuple[Job, int]] = {}  # core id -> job, sample
@@ -116,13 +119,20 @@ class BaseCall(Generic[T]):
         """The result of a job, complete or cut short."""
         raise NotImplementedError
 
-    def _refused(self, index: int, request_id: str, prompt: str | None, ids: list[int], error: Exception | None) -> T:
+    def _refused(
+        self,
+        index: int,
+        request_id: str,
+        prompt: str | None,
+        ids: list[int],
+        error: Exception | None,
+    ) -> T:
         """The result of a prompt that never ran; `error` is None when time was up."""
         raise NotImplementedError
 
-    # -- driving ----------------------------------------------------------------------------------------------
+    # -- driving -----------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[tuple[int, T]]:
+    def __iter__(self) -> Generator[tuple[int, T], None, None]:
         try:
             while True:
                 self._fill()
@@ -169,7 +179,7 @@ class BaseCall(Generic[T]):
             self.partial[job.index] = self._result(job)
         self.partial.update(self._ready)
 
-    # -- into the engine --------------------------------------------------------------------------------------
+    # -- into the engine ---------------------------------------------------------------------------
 
     def _fill(self) -> None:
         while len(self._flying) < self._window:
@@ -215,7 +225,9 @@ class BaseCall(Generic[T]):
                         self._refuse(index, prompt.text, [], error)
                 taken = [item for item in taken if item[1].ids is not None]
             else:
-                encoded = iter(tokenizer.batch_encode(texts, num_threads=self.llm._encode_threads(len(texts))))
+                encoded = iter(
+                    tokenizer.batch_encode(texts, num_threads=self.llm._encode_threads(len(texts)))
+                )
         for index, prompt, plan, start in taken:
             ids: Any = prompt.ids if prompt.ids is not None else next(encoded)
             try:
@@ -223,7 +235,9 @@ class BaseCall(Generic[T]):
             except (Mm31Error, NotImplementedError) as error:
                 self._refuse(index, prompt.text, [], error)
 
-    def _job(self, index: int, prompt: Prompt, ids: Any, plan: Plan, think_start: str | None) -> Job:
+    def _job(
+        self, index: int, prompt: Prompt, ids: Any, plan: Plan, think_start: str | None
+    ) -> Job:
         facts, p = self.llm._facts, plan.params
         array = to_ids(ids, index, facts.n_vocab)
         text, cut = prompt.text, 0
@@ -233,14 +247,17 @@ class BaseCall(Generic[T]):
                 keep = facts.max_model_len - (1 if p.max_tokens is None else p.max_tokens)
                 if keep < 1:
                     raise InvalidRequestError(
-                        f"truncate_prompt_tokens=-1: max_tokens={p.max_tokens} leaves no room in {facts.max_model_len}",
+                        f"truncate_prompt_tokens=-1: max_tokens={p.max_tokens} leaves no room in "
+                        f"{facts.max_model_len}",
                         param="truncate_prompt_tokens",
                         index=index,
                     )
             short = truncate(array, keep, p.truncation_side)
             cut = len(array) - len(short)
             if cut and text is not None and self.llm._table is not None:
-                text = self.llm._table.join(short.tolist(), skip_special=False).decode("utf-8", "replace")
+                text = self.llm._table.join(short.tolist(), skip_special=False).decode(
+                    "utf-8", "replace"
+                )
             array = short
         max_tokens, capped = p.max_tokens, False
         if max_tokens is None:
@@ -249,7 +266,8 @@ class BaseCall(Generic[T]):
             capped = max_tokens < room
             if p.min_tokens > max_tokens:
                 raise InvalidRequestError(
-                    f"min_tokens={p.min_tokens} does not fit: at most {max_tokens} tokens can be generated",
+                    f"min_tokens={p.min_tokens} does not fit: at most {max_tokens} tokens can be "
+                    "generated",
                     param="min_tokens",
                     index=index,
                 )
@@ -295,7 +313,7 @@ class BaseCall(Generic[T]):
         if sample == 0:
             self.llm._remember(job.request_id, self, job)
 
-    # -- out of it --------------------------------------------------------------------------------------------
+    # -- out of it ---------------------------------------------------------------------------------
 
     def _collect(self, core_id: int) -> None:
         entry = self._flying.get(core_id)
@@ -318,7 +336,9 @@ class BaseCall(Generic[T]):
         self.llm._forget_job(job.request_id, job)
         self._ready.append((job.index, self._result(job)))
         if self._progress is not None:
-            self._progress.finished(len(job.ids), sum(core["n_token"] for core in job.samples if core is not None))
+            self._progress.finished(
+                len(job.ids), sum(core["n_token"] for core in job.samples if core is not None)
+            )
 
     def _fail(self, job: Job, error: Exception) -> None:
         self.llm._forget_job(job.request_id, job)
@@ -327,12 +347,16 @@ class BaseCall(Generic[T]):
                 self.engine.release(core_id)
         self._refuse(job.index, job.prompt, job.ids.tolist(), error, job.request_id)
 
-    def _refuse(self, index: int, prompt: str | None, ids: list[int], error: Exception, request_id: str = "") -> None:
+    def _refuse(
+        self, index: int, prompt: str | None, ids: list[int], error: Exception, request_id: str = ""
+    ) -> None:
         if isinstance(error, InvalidRequestError) and error.index is None:
             error.index = index
         if self._raise:
             raise error
-        self._ready.append((index, self._refused(index, request_id or self._id_of(index), prompt, ids, error)))
+        self._ready.append(
+            (index, self._refused(index, request_id or self._id_of(index), prompt, ids, error))
+        )
         if self._progress is not None:
             self._progress.finished(0, 0)
 
@@ -345,12 +369,16 @@ class BaseCall(Generic[T]):
         if not job.samples:
             self.llm._forget_job(job.request_id, job)
             ids = job.ids.tolist()
-            self._ready.append((job.index, self._refused(job.index, job.request_id, job.prompt, ids, None)))
+            self._ready.append(
+                (job.index, self._refused(job.index, job.request_id, job.prompt, ids, None))
+            )
         elif job.is_done:
             self._flush_job(job)
 
     def expire(self) -> None:
-        """Asks (from any thread) that everything ends with what it has, and that nothing more begins."""
+        """Asks (from any thread) that everything ends with what it has, and that nothing more
+        begins.
+        """
         self._deadline = 0.0
 
     def _watch_clock(self) -> None:
@@ -383,7 +411,9 @@ class Call(BaseCall[RequestOutput]):
         )
         for j, core in done:
             seed = derive_seed(job.seed, j)
-            out.outputs.append(completion(core, plan, table, index=j, seed=seed, raw_text=self._raw_text))
+            out.outputs.append(
+                completion(core, plan, table, index=j, seed=seed, raw_text=self._raw_text)
+            )
             if core["error"] is not None and out.error is None:
                 out.error = error_record(exception_of(core["error"], job.index))
         if done:
@@ -398,13 +428,20 @@ class Call(BaseCall[RequestOutput]):
         return out
 
     def _refused(
-        self, index: int, request_id: str, prompt: str | None, ids: list[int], error: Exception | None
+        self,
+        index: int,
+        request_id: str,
+        prompt: str | None,
+        ids: list[int],
+        error: Exception | None,
     ) -> RequestOutput:
         return unstarted_output(error, request_id=request_id, index=index, prompt=prompt, ids=ids)
 
 
 def plans_source(prompts: Sequence[Any], plans: Sequence[Plan]) -> Source:
-    """The source of `generate`: prompts are read when their turn comes; one plan for all, or one each."""
+    """The source of `generate`: prompts are read when their turn comes; one plan for all, or one
+    each.
+    """
 
     def take(index: int) -> tuple[Prompt, Plan, str | None]:
         plan = plans[0] if len(plans) == 1 else plans[index]

@@ -1,5 +1,5 @@
-"""Chat on top of a call: conversations are checked together, rendered and encoded one by one as their turn comes,
-and what comes back is parsed into messages."""
+"""Chat on top of a call: conversations are checked together, rendered and encoded one by one as
+their turn comes, and what comes back is parsed into messages."""
 
 from __future__ import annotations
 
@@ -45,11 +45,14 @@ def split_conversations(messages: Any) -> tuple[list[Any], bool]:
     """(conversations, whether there was a single one)."""
     if isinstance(messages, Mapping):
         raise InvalidRequestError(
-            "messages must be a list of messages: [{'role': 'user', 'content': ...}]", param="messages", value=messages
+            "messages must be a list of messages: [{'role': 'user', 'content': ...}]",
+            param="messages",
+            value=messages,
         )
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InvalidRequestError(
-            f"messages must be a list of dicts with 'role' and 'content', not {type(messages).__name__}",
+            f"messages must be a list of dicts with 'role' and 'content', not "
+            f"{type(messages).__name__}",
             param="messages",
             value=messages,
         )
@@ -63,7 +66,8 @@ def _per_conversation(value: Any, name: str, count: int, single: bool) -> list[A
         return [value] * count
     if single or len(value) != count:
         raise InvalidRequestError(
-            f"{name} has {len(value)} entries for {count} conversation(s): give one value, or one for each",
+            f"{name} has {len(value)} entries for {count} conversation(s): give one value, or one "
+            "for each",
             param=name,
             value=value,
         )
@@ -109,19 +113,23 @@ def prepare_all(llm: LLM, messages: Any, args: ChatArgs) -> tuple[list[PreparedC
 def _refuse_unsupported(chat: PreparedChat, args: ChatArgs) -> None:
     if chat.forced_tool is not None:
         raise GrammarError(
-            f"tool_choice={args.tool_choice!r} is enforced by constrained decoding, which is not part of this "
+            f"tool_choice={args.tool_choice!r} is enforced by constrained decoding, which is not "
+            "part of this "
             "version: use 'auto' or 'none'",
             param="tool_choice",
             value=args.tool_choice,
         )
     if not args.parallel_tool_calls:
         raise GrammarError(
-            "parallel_tool_calls=False is enforced by constrained decoding, which is not part of this version",
+            "parallel_tool_calls=False is enforced by constrained decoding, which is not part of "
+            "this version",
             param="parallel_tool_calls",
             value=False,
         )
     if chat.media:
-        raise NotImplementedError("messages hold images or video, which are not part of this version")
+        raise NotImplementedError(
+            "messages hold images or video, which are not part of this version"
+        )
 
 
 def encode(llm: LLM, rendered: Rendered, args: ChatArgs) -> list[int]:
@@ -132,12 +140,16 @@ def encode(llm: LLM, rendered: Rendered, args: ChatArgs) -> list[int]:
 
 
 class Chats:
-    """The conversations of one call, as a source of prompts; remembers how each answer is to be parsed."""
+    """The conversations of one call, as a source of prompts; remembers how each answer is to be
+    parsed.
+    """
 
-    def __init__(self, llm: LLM, prepared: list[PreparedChat], params: list[SamplingParams], args: ChatArgs) -> None:
+    def __init__(
+        self, llm: LLM, prepared: list[PreparedChat], params: list[SamplingParams], args: ChatArgs
+    ) -> None:
         self._llm = llm
         self._prepared = prepared
-        self._params = params
+        self.params = params
         self._args = args
         self._plans: dict[tuple[int, str], Plan] = {}
         self._added = None if llm._tokenizer is None else tuple(llm._tokenizer.added_tokens)
@@ -153,14 +165,20 @@ class Chats:
     def _plan(self, params: SamplingParams, start: str) -> Plan:
         key = (id(params), start)
         if key not in self._plans:
-            self._plans[key] = make_plan(params, self._llm._facts, self._llm._tokenizer, think_start=start)
+            self._plans[key] = make_plan(
+                params, self._llm._facts, self._llm._tokenizer, think_start=start
+            )
         return self._plans[key]
 
     def take(self, index: int) -> tuple[Prompt, Plan, str | None]:
         rendered = render_prepared(self._prepared[index], self._added)
         self.parse_as[index] = (rendered.parser_start, rendered.tools or None)
         ids = encode(self._llm, rendered, self._args)
-        return Prompt(rendered.prompt, ids), self._plan(self._params[index], rendered.parser_start), rendered.parser_start
+        return (
+            Prompt(rendered.prompt, ids),
+            self._plan(self.params[index], rendered.parser_start),
+            rendered.parser_start,
+        )
 
     @property
     def source(self) -> Source:
@@ -168,7 +186,9 @@ class Chats:
 
 
 class ChatCall(Call):
-    """Answers get a `message`; `text` keeps everything, marks included, so that its spans can be looked up."""
+    """Answers get a `message`; `text` keeps everything, marks included, so that its spans can be
+    looked up.
+    """
 
     chats: Chats
     parse: bool = True
@@ -184,12 +204,16 @@ class ChatCall(Call):
             assert core is not None
             cut = text_cut(core, table, one.token_ids)
             text = view(table, one.token_ids, cut, skip_special=False, include_stop=False).text
-            one.message = parse(text, start, tools, finish_reason=one.finish_reason, stop_reason=one.stop_reason)
+            one.message = parse(
+                text, start, tools, finish_reason=one.finish_reason, stop_reason=one.stop_reason
+            )
         return out
 
 
 class ChatStreamCall(StreamCall):
-    """Pieces get `delta`s: what each adds to the message. The last piece of a sample holds the whole message."""
+    """Pieces get `delta`s: what each adds to the message. The last piece of a sample holds the
+    whole message.
+    """
 
     chats: Chats
     parse: bool = True
@@ -211,5 +235,5 @@ class ChatStreamCall(StreamCall):
         if one.finish_reason is not None:
             deltas += parser.finish()
             del self._parsers[key]
+            one.message = parser.message(one.finish_reason, one.stop_reason)
         one.deltas = deltas
-        one.message = parser.message(one.finish_reason, one.stop_reason)

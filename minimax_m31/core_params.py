@@ -1,7 +1,8 @@
 """SamplingParams -> the dict that the core takes (fields of mm_request_params by name).
 
-What depends on the parameters alone is made once per distinct object of a call (`Plan`); a request adds its own
-lengths, seed and group. Nothing here draws a conclusion about values that the core does not check again.
+What depends on the parameters alone is made once per distinct object of a call (`Plan`); a request
+adds its own lengths, seed and group. Nothing here draws a conclusion about values that the core
+does not check again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from .chat.marks import THINK_CLOSE, THINK_OPEN
+from .errors import InvalidRequestError
 from .params import SamplingParams
 from .params_check import LOGPROB_MODES, check_against_engine, logprob_count, repetition
 from .prompts import need_tokenizer
@@ -61,9 +62,15 @@ def bad_word_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:
 
 
 def make_plan(
-    params: SamplingParams, facts: EngineFacts, tokenizer: Tokenizer | None, *, think_start: str | None = None
+    params: SamplingParams,
+    facts: EngineFacts,
+    tokenizer: Tokenizer | None,
+    *,
+    think_start: str | None = None,
 ) -> Plan:
-    """Checks a snapshot against the engine. `think_start`: state at the generation boundary; None outside chat."""
+    """Checks a snapshot against the engine. `think_start`: state at the generation boundary; None
+    outside chat.
+    """
     p = params.clone()
     p.validate()
     check_against_engine(p, facts.n_vocab, facts.max_logprobs)
@@ -73,7 +80,13 @@ def make_plan(
     if prompt_top is None and p.prompt_logprob_token_ids:
         prompt_top = 0
     top = facts.n_vocab if top == -1 else None if top is None else min(top, facts.n_vocab)
-    prompt_top = facts.n_vocab if prompt_top == -1 else None if prompt_top is None else min(prompt_top, facts.n_vocab)
+    prompt_top = (
+        facts.n_vocab
+        if prompt_top == -1
+        else None
+        if prompt_top is None
+        else min(prompt_top, facts.n_vocab)
+    )
     core: dict[str, Any] = {
         "min_tokens": p.min_tokens,
         "temperature": float(p.temperature),
@@ -103,7 +116,9 @@ def make_plan(
     if p.trace_decode_token_ids:
         core["forced_token"] = [int(token) for token in p.trace_decode_token_ids]
     if p.bad_words:
-        core["bad_words"] = bad_word_ids(need_tokenizer(tokenizer, "bad_words", "bad_words"), p.bad_words)
+        core["bad_words"] = bad_word_ids(
+            need_tokenizer(tokenizer, "bad_words", "bad_words"), p.bad_words
+        )
     stop_texts = tuple(p.stop_strings())
     if stop_texts:
         need_tokenizer(tokenizer, "stop", "stop")
@@ -118,7 +133,9 @@ def make_plan(
     return Plan(p, core, tuple(core.get("stop", ())), stop_texts, frozenset(ends), top, prompt_top)
 
 
-def _add_thinking(core: dict[str, Any], p: SamplingParams, tokenizer: Tokenizer | None, start: str | None) -> None:
+def _add_thinking(
+    core: dict[str, Any], p: SamplingParams, tokenizer: Tokenizer | None, start: str | None
+) -> None:
     """The thinking span is followed in chat, and wherever a parameter speaks of it."""
     budget = p.thinking_token_budget
     limited = budget is not None and budget >= 0
@@ -129,8 +146,14 @@ def _add_thinking(core: dict[str, Any], p: SamplingParams, tokenizer: Tokenizer 
     if tokenizer is None:
         if not limited and p.stop_scope is None:
             return
-        need_tokenizer(tokenizer, "following the thinking span", "thinking_token_budget" if limited else "stop_scope")
+        need_tokenizer(
+            tokenizer,
+            "following the thinking span",
+            "thinking_token_budget" if limited else "stop_scope",
+        )
     assert tokenizer is not None
+    from .chat.marks import THINK_CLOSE, THINK_OPEN  # late: the chat package loads jinja2
+
     core["think_start"] = start or "adaptive"
     core["think_open"] = THINK_OPEN.encode()
     core["think_close"] = THINK_CLOSE.encode()
@@ -143,3 +166,26 @@ def _add_thinking(core: dict[str, Any], p: SamplingParams, tokenizer: Tokenizer 
 def prompt_logprob_start(p: SamplingParams, n_prompt: int) -> int:
     """First scored position: 1 unless asked for, and never past the end."""
     return min(max(1, p.prompt_logprob_start or 1), n_prompt)
+
+
+def stream_interval(plans: list[Plan]) -> int:
+    return min((plan.params.stream_interval or 1 for plan in plans), default=1)
+
+
+def truncation_changes(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """`tokenization_kwargs` that other engines take: truncation, and add_special_tokens=False
+    (always so here).
+    """
+    out: dict[str, Any] = {}
+    for name, value in (kwargs or {}).items():
+        if name in ("truncate_prompt_tokens", "truncation_side"):
+            out[name] = value
+        elif name != "add_special_tokens" or value:
+            raise InvalidRequestError(
+                f"tokenization_kwargs: {name}={value!r} is not possible; truncate_prompt_tokens, "
+                "truncation_side and "
+                "add_special_tokens=False are",
+                param="tokenization_kwargs",
+                value=kwargs,
+            )
+    return out

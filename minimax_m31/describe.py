@@ -1,4 +1,6 @@
-"""How an LLM shows itself: one paragraph, or a small table in a notebook. Looks only at what was noted at open."""
+"""How an LLM shows itself: one paragraph, or a small table in a notebook. Looks only at what was
+noted at open.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,27 @@ def facts(llm: LLM) -> list[tuple[str, str]]:
     info: dict[str, Any] = llm._info
     tier = f" ({info['tier']})" if info["tier"] else ""
     threads = f", {info['n_thread']} threads" if info["backend"] in ("cpu", "ref") else ""
-    caches = info["kv_format"] if info["kv_format"] == info["index_format"] else f"{info['kv_format']}/{info['index_format']}"
+    caches = (
+        info["kv_format"]
+        if info["kv_format"] == info["index_format"]
+        else f"{info['kv_format']}/{info['index_format']}"
+    )
     weights = llm._quantization or "?"
     return [
         ("model", llm._model_name),
         ("state", "closed" if llm.closed else "ready"),
         ("backend", f"{info['backend']}{tier}{threads}, {info['dtype']}"),
         ("weights", weights),
-        ("tokenizer", "none: token ids only" if llm._tokenizer is None else f"{len(llm._tokenizer)} tokens"),
+        (
+            "tokenizer",
+            "none: token ids only" if llm._tokenizer is None else f"{len(llm._tokenizer)} tokens",
+        ),
         ("max_model_len", f"{info['max_model_len']} tokens"),
-        ("KV cache", f"{info['n_page'] * 128} tokens in {info['n_page']} pages of {format_bytes(info['page_bytes'])}, {caches}"),
+        (
+            "KV cache",
+            f"{info['n_page'] * 128} tokens in {info['n_page']} pages of "
+            f"{format_bytes(info['page_bytes'])}, {caches}",
+        ),
         ("batch", f"{info['max_num_seqs']} sequences, {info['max_batched_tokens']} rows per step"),
         ("deterministic", llm._args.deterministic),
         ("loaded in", f"{llm._load_seconds:.2f} s"),
@@ -37,7 +50,8 @@ def engine_text(llm: LLM) -> str:
 
 def engine_html(llm: LLM) -> str:
     rows = "".join(
-        f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(value)}</td></tr>"
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th><td "
+        f"style='text-align:left'>{html.escape(value)}</td></tr>"
         for name, value in facts(llm)
     )
     return f"<table>{rows}</table>{memory_bar(MemoryReport(llm._memory))}"
@@ -54,5 +68,9 @@ def memory_bar(report: MemoryReport) -> str:
         if share >= 0.5:
             title = html.escape(f"{what} ({kind}): {format_bytes(size)}", quote=True)
             color = f"hsl({(210 + 47 * i) % 360},45%,60%)"
-            parts.append(f"<div title='{title}' style='width:{share:.2f}%;background:{color};height:14px'></div>")
-    return f"<div style='display:flex;max-width:480px'>{''.join(parts)}</div><small>{format_bytes(total)} held</small>"
+            parts.append(
+                f"<div title='{title}' "
+                f"style='width:{share:.2f}%;background:{color};height:14px'></div>"
+            )
+    bar = f"<div style='display:flex;max-width:480px'>{''.join(parts)}</div>"
+    return f"{bar}<small>{format_bytes(total)} held</small>"

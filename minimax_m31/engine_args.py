@@ -1,8 +1,9 @@
 """Engine arguments: what `LLM(...)` takes, what each value may be, and why some are refused.
 
-`EngineArgs` is a plain dataclass; `check()` reports every problem at once in one ConfigError, before any file is
-opened. Arguments of other engines that have one sensible value here are accepted with that value only, and refused
-by name with the reason otherwise: a copied configuration runs, or says what to change.
+`EngineArgs` is a plain dataclass; `check()` reports every problem at once in one ConfigError,
+before any file is opened. Arguments of other engines that have one sensible value here are accepted
+with that value only, and refused by name with the reason otherwise: a copied configuration runs, or
+says what to change.
 """
 
 from __future__ import annotations
@@ -16,18 +17,30 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .chat.thinking import check_effort, thinking_mode
 from .errors import ConfigError, InvalidRequestError
 from .params_check import LOGPROB_MODES
 from .suggest import unknown_name
 
 PAGE = 128
 BACKENDS = ("auto", "cpu", "ref", "cuda")
-DTYPES = {"auto": "auto", "bfloat16": "bf16", "bf16": "bf16", "float32": "f32", "f32": "f32", "float": "f32"}
+DTYPES = {
+    "auto": "auto",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float32": "f32",
+    "f32": "f32",
+    "float": "f32",
+}
 CACHE_DTYPES = {
-    "auto": "auto", "bfloat16": "bf16", "bf16": "bf16", "float32": "f32", "f32": "f32",
-    "fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4",
-}  # fmt: skip
+    "auto": "auto",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float32": "f32",
+    "f32": "f32",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "nvfp4": "nvfp4",
+}
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = (None, "modelopt_mixed", "nvfp4", "mxfp8", "compressed-tensors")
 DETERMINISTIC = ("none", "run_to_run", "batch_invariant")
@@ -127,7 +140,11 @@ class EngineArgs:
 
     def changed(self) -> dict[str, Any]:
         """The arguments that differ from their defaults."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
 
 
 # Names that other engines use for something that is an argument here, or that cannot be one.
@@ -174,7 +191,11 @@ class _Problems:
         value = getattr(self.args, name)
         if value in valid:
             return
-        near = difflib.get_close_matches(value, [v for v in valid if v], 1) if isinstance(value, str) else []
+        near = (
+            difflib.get_close_matches(value, [v for v in valid if v], 1)
+            if isinstance(value, str)
+            else []
+        )
         hint = f"; did you mean {near[0]!r}?" if near else ""
         self.add(name, f"expected one of {', '.join(map(repr, valid))}{hint}")
 
@@ -192,7 +213,11 @@ class _Problems:
 
     def number(self, name: str) -> float | None:
         value = getattr(self.args, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+        ):
             self.add(name, f"a finite number is needed, not {type(value).__name__}")
             return None
         return float(value)
@@ -211,15 +236,27 @@ class _Problems:
         if len(self.found) == 1:
             raise ConfigError(self.found[0])
         if self.found:
-            raise ConfigError(f"{len(self.found)} arguments cannot be used:\n  " + "\n  ".join(self.found))
+            raise ConfigError(
+                f"{len(self.found)} arguments cannot be used:\n  " + "\n  ".join(self.found)
+            )
 
 
 def _check_what(a: EngineArgs, p: _Problems) -> None:
     if not isinstance(a.model, (str, os.PathLike)) or not os.fspath(a.model):
         p.add("model", "a folder, or 'nano' for the checkpoint in the package, is needed")
-    if a.tokenizer is not None and not isinstance(a.tokenizer, (str, os.PathLike)) and not hasattr(a.tokenizer, "encode"):
+    if (
+        a.tokenizer is not None
+        and not isinstance(a.tokenizer, (str, os.PathLike))
+        and not hasattr(a.tokenizer, "encode")
+    ):
         p.add("tokenizer", "a folder with a tokenizer.json, or a Tokenizer, is needed")
-    p.flags("skip_tokenizer_init", "allow_download", "trust_remote_code", "verify", "language_model_only")
+    p.flags(
+        "skip_tokenizer_init",
+        "allow_download",
+        "trust_remote_code",
+        "verify",
+        "language_model_only",
+    )
     if a.load_format == "sharded_state":
         p.add("load_format", "not part of this version: use 'safetensors'")
     else:
@@ -232,9 +269,16 @@ def _check_what(a: EngineArgs, p: _Problems) -> None:
     if a.hf_overrides is not None and not isinstance(a.hf_overrides, Mapping):
         p.add("hf_overrides", "a dict of config fields is needed")
     if not isinstance(a.generation_config, str):
-        p.add("generation_config", "'auto', 'none' or 'vllm' (both: ignore the file), or a folder, is needed")
-    if a.override_generation_config is not None and not isinstance(a.override_generation_config, Mapping):
+        p.add(
+            "generation_config",
+            "'auto', 'none' or 'vllm' (both: ignore the file), or a folder, is needed",
+        )
+    if a.override_generation_config is not None and not isinstance(
+        a.override_generation_config, Mapping
+    ):
         p.add("override_generation_config", "a dict of generation fields is needed")
+    from .chat.thinking import check_effort, thinking_mode  # late: the chat package loads jinja2
+
     for check, name in ((thinking_mode, "thinking"), (check_effort, "reasoning_effort")):
         try:
             check(getattr(a, name))
@@ -254,14 +298,25 @@ def _check_where(a: EngineArgs, p: _Problems) -> None:
         p.integer("threads", 1, 4096, "it must lie in 1 .. 4096; None takes the physical cores")
     if a.shard is not None:
         pair = tuple(a.shard) if isinstance(a.shard, (tuple, list)) else ()
-        if len(pair) != 2 or not all(isinstance(x, int) for x in pair) or not 0 <= pair[0] < pair[1] <= 64:
+        if (
+            len(pair) != 2
+            or not all(isinstance(x, int) for x in pair)
+            or not 0 <= pair[0] < pair[1] <= 64
+        ):
             p.add("shard", "(rank, world) with 0 <= rank < world <= 64 is needed")
     if a.device_ids is not None:
         ids = a.device_ids
-        if isinstance(ids, str) or not isinstance(ids, Sequence) or not all(isinstance(i, int) and i >= 0 for i in ids):
+        if (
+            isinstance(ids, str)
+            or not isinstance(ids, Sequence)
+            or not all(isinstance(i, int) and i >= 0 for i in ids)
+        ):
             p.add("device_ids", "a list of device ordinals is needed")
         elif len(ids) != a.tensor_parallel_size or len(set(ids)) != len(ids):
-            p.add("device_ids", f"{a.tensor_parallel_size} different ordinals are needed (tensor_parallel_size)")
+            p.add(
+                "device_ids",
+                f"{a.tensor_parallel_size} different ordinals are needed (tensor_parallel_size)",
+            )
         elif a.backend in ("cpu", "ref"):
             p.add("device_ids", f"backend={a.backend!r} uses no device")
     p.choice("tensor_parallel_size", (1, 2, 4, 8))
@@ -269,8 +324,16 @@ def _check_where(a: EngineArgs, p: _Problems) -> None:
         p.add("tensor_parallel_size", "several devices are not part of this version: use 1")
     if a.enable_expert_parallel or a.expert_parallel_size not in (None, 1):
         p.add("enable_expert_parallel", "several devices are not part of this version")
-    p.only("data_parallel_size", (1,), "run one process per replica, each with its own LLM and share of the prompts")
-    p.only("pipeline_parallel_size", (1,), "layers are not split over devices: use tensor_parallel_size")
+    p.only(
+        "data_parallel_size",
+        (1,),
+        "run one process per replica, each with its own LLM and share of the prompts",
+    )
+    p.only(
+        "pipeline_parallel_size",
+        (1,),
+        "layers are not split over devices: use tensor_parallel_size",
+    )
     p.only("distributed_executor_backend", (None, "uni", "mp"), "everything runs in this process")
 
 
@@ -281,13 +344,26 @@ def _check_sizes(a: EngineArgs, p: _Problems) -> None:
     rows = p.integer("max_num_batched_tokens", PAGE, 2**24, f"it must be at least {PAGE}")
     if rows is not None and rows % PAGE:
         below = rows // PAGE * PAGE
-        p.add("max_num_batched_tokens", f"it must be a multiple of {PAGE}: {below} or {below + PAGE}")
+        p.add(
+            "max_num_batched_tokens", f"it must be a multiple of {PAGE}: {below} or {below + PAGE}"
+        )
     p.flags("enable_chunked_prefill", "enable_prefix_caching")
-    if not a.enable_chunked_prefill and isinstance(a.max_model_len, int) and a.max_model_len > a.max_num_batched_tokens:
-        p.add("enable_chunked_prefill", f"a prompt of max_model_len={a.max_model_len} needs "
-              f"max_num_batched_tokens={-(-a.max_model_len // PAGE) * PAGE}")  # fmt: skip
+    if (
+        not a.enable_chunked_prefill
+        and isinstance(a.max_model_len, int)
+        and a.max_model_len > a.max_num_batched_tokens
+    ):
+        p.add(
+            "enable_chunked_prefill",
+            f"a prompt of max_model_len={a.max_model_len} needs "
+            f"max_num_batched_tokens={-(-a.max_model_len // PAGE) * PAGE}",
+        )
     p.integer("default_max_tokens", 1, 2**31 - 1, "it must be 1 or more")
-    p.only("block_size", (PAGE, None), "a page is one block of the model's sparse attention: 128 tokens, nothing else")
+    p.only(
+        "block_size",
+        (PAGE, None),
+        "a page is one block of the model's sparse attention: 128 tokens, nothing else",
+    )
     p.choice("kv_cache_dtype", tuple(CACHE_DTYPES))
     p.choice("indexer_kv_dtype", tuple(CACHE_DTYPES))
     wants_f32 = DTYPES.get(str(a.dtype)) == "f32"
@@ -316,13 +392,23 @@ def _check_how(a: EngineArgs, p: _Problems) -> None:
     p.choice("scheduling_policy", ("fcfs", "priority"))
     if a.speculative_config not in (None, "auto"):
         p.add("speculative_config", "speculative decoding is not part of this version: use None")
-    p.flags("enforce_eager", "disable_custom_all_reduce", "disable_log_stats", "enable_sleep_mode", "replace")
+    p.flags(
+        "enforce_eager",
+        "disable_custom_all_reduce",
+        "disable_log_stats",
+        "enable_sleep_mode",
+        "replace",
+    )
     p.only("cuda_graph_batch_sizes", ("auto", None), "not part of this version: use 'auto'")
     for name in ("compilation_config", "attention_config"):
         if getattr(a, name) not in (None, {}):
             p.add(name, "none of its keys is implemented here")
     p.only("moe_backend", (None, "auto"), "the kernels are chosen by the backend")
-    p.only("enable_return_routed_experts", (False,), "not part of this version; LLM.trace(ids).experts has them")
+    p.only(
+        "enable_return_routed_experts",
+        (False,),
+        "not part of this version; LLM.trace(ids).experts has them",
+    )
     if a.tokenizer_threads is not None:
         p.integer("tokenizer_threads", 1, 4096, "it must be 1 or more")
     timeout = p.number("step_timeout_s")

@@ -1,4 +1,5 @@
-"""What this build and this machine are: for `info`, and for reports of problems. Opens no device."""
+"""What this build and this machine are: for `info`,
+and for reports of problems. Opens no device."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def build_info() -> dict[str, Any]:
 
 
 def cuda_available(probe: bool = False) -> bool:
-    """True when a CUDA engine could be opened. Without `probe`: whether the library was built into this package."""
+    """True when a CUDA engine could be opened. Without `probe`: whether the library was built into
+    this package.
+    """
     if not probe:
         return bool(build_info()["cuda_library"])
     return any(name == "cuda" and usable for name, usable, _ in _core.backends())
@@ -44,6 +47,9 @@ def collect_env() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "backends": {name: text for name, _, text in _core.backends()},
-        "packages": {name: _version(name) for name in ("numpy", "tokenizers", "jinja2", "tqdm", "pillow", "llguidance")},
+        "packages": {
+            name: _version(name)
+            for name in ("numpy", "tokenizers", "jinja2", "tqdm", "pillow", "llguidance")
+        },
         "variables": {name: value for name, value, _ in _core.env_table() if value},
     }

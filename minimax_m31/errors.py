@@ -18,8 +18,9 @@ class InvalidRequestError(Mm31Error, ValueError):
     """A request (prompt, message, sampling parameter) that cannot run as given.
 
     `param` names the argument, `value` is what was given, `index` is the position of the prompt or
-    conversation in the call (None when the call has one), `errors` lists all problems found when there
-    are several, `outputs` holds finished and partial outputs when a call raises after it began.
+    conversation in the call (None when the call has one), `errors` lists all problems found when
+    there are several, `outputs` holds finished and partial outputs when a call raises after it
+    began.
     """
 
     def __init__(

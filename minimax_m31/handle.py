@@ -1,7 +1,8 @@
 """RequestHandle: one request that was submitted without waiting.
 
-A handle has a mailbox of its own. Whoever calls `result` waits on it in their own thread; callbacks, `on_token` and
-`await` are served by one dispatcher thread per handle that is started when first needed, never by the engine's.
+A handle has a mailbox of its own. Whoever calls `result` waits on it in their own thread;
+callbacks, `on_token` and `await` are served by one dispatcher thread per handle that is started
+when first needed, never by the engine's.
 """
 
 from __future__ import annotations
@@ -24,9 +25,17 @@ logger = logging.getLogger("minimax_m31")
 
 
 class RequestHandle:
-    """`.result()`, `.done()`, `.partial()`, `.abort()`, `.stream()`, `await`, `.add_done_callback()`."""
+    """`.result()`, `.done()`, `.partial()`, `.abort()`, `.stream()`, `await`,
+    `.add_done_callback()`.
+    """
 
-    def __init__(self, llm: LLM, call: StreamCall, request_id: str, on_token: Callable[[RequestOutput], None] | None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        call: StreamCall,
+        request_id: str,
+        on_token: Callable[[RequestOutput], None] | None,
+    ) -> None:
         self.request_id = request_id
         self._llm = llm
         self._call = call
@@ -47,7 +56,7 @@ class RequestHandle:
         if on_token is not None:
             self._serve()
 
-    # -- the mailbox ------------------------------------------------------------------------------------------
+    # -- the mailbox -------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
         """Reads one piece; False at the end. Called with `_lock` held."""
@@ -92,7 +101,9 @@ class RequestHandle:
         with self._state:
             if self._thread is not None or self._ended:
                 return
-            self._thread = threading.Thread(target=self._drive, name=f"minimax_m31-{self.request_id}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._drive, name=f"minimax_m31-{self.request_id}", daemon=True
+            )
         self._thread.start()
 
     def _drive(self) -> None:
@@ -100,7 +111,7 @@ class RequestHandle:
             while self._advance():
                 pass
 
-    # -- for callers ------------------------------------------------------------------------------------------
+    # -- for callers -------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> RequestOutput:
         """The finished output. TimeoutError after `timeout` seconds; the request goes on."""
@@ -157,7 +168,9 @@ class RequestHandle:
                 return
 
     def add_done_callback(self, callback: Callable[[RequestHandle], None]) -> None:
-        """Calls `callback(handle)` from the dispatcher thread when the request has ended, or now if it has."""
+        """Calls `callback(handle)` from the dispatcher thread when the request has ended, or now if
+        it has.
+        """
         with self._state:
             if not self._ended:
                 self._callbacks.append(callback)

@@ -1,27 +1,24 @@
 """LLM: the synchronous face of the engine.
 
-Everything heavy lives elsewhere: opening.py loads, calls.py drives requests through the engine, results.py turns what
-comes back into outputs. An LLM may be used from several threads at once. `shutdown()` (or `with`) frees everything,
-whatever still refers to the object; a forgotten one is closed by a finaliser and at interpreter exit.
+Everything heavy lives elsewhere: opening.py loads, calls.py drives requests through the engine,
+results.py turns what comes back into outputs. An LLM may be used from several threads at once.
+`shutdown()` (or `with`) frees everything, whatever still refers to the object; a forgotten one is
+closed by a finaliser and at interpreter exit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
-import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
-from .calls import BaseCall, Call, Job, plans_source
-from .chatting import ChatArgs, ChatCall, Chats, ChatStreamCall, encode, prepare_all
-from .core_params import Plan, make_plan
+from .bookkeeping import Bookkeeping
+from .calls import BaseCall, Call, plans_source
+from .core_params import Plan, make_plan, stream_interval, truncation_changes
 from .describe import engine_html, engine_text
 from .engine_args import EngineArgs, check_names, log_level
 from .errors import EngineClosedError, InvalidRequestError
@@ -34,11 +31,13 @@ from .progress import Progress
 from .prompts import IdArray, check_kind, split_call
 from .scores import EngineStats, MemoryReport, TokenScores, Trace
 from .scoring import PARTS, prompt_ids, run_trace, score_tokens
-from .seeds import MASK, derive_seed, fresh_seed
 from .shims import EngineShim, ModelConfigShim
 from .streams import StreamCall
 from .text import TextTable
-from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .chatting import ChatArgs, Chats
+    from .tokenizer import Tokenizer
 
 logger = logging.getLogger("minimax_m31")
 
@@ -57,7 +56,7 @@ def shutdown_all() -> None:
         llm.shutdown()
 
 
-class LLM:
+class LLM(Bookkeeping):
     """An engine with its tokenizer: `LLM("path/to/checkpoint")`.
 
     Arguments: see EngineArgs. An unknown one is a TypeError that names the nearest valid ones.
@@ -85,13 +84,7 @@ class LLM:
         self._load_seconds = opened.load_seconds
         self._quantization = opened.checkpoint.quantization
         self._memory: list[tuple[str, str, int]] = opened.engine.memory()
-        self._lock = threading.Lock()  # guards the fields below
-        self._ordinal = itertools.count()
-        self._request_number = itertools.count()
-        self._active: dict[str, tuple[BaseCall[Any], Job]] = {}
-        self._calls: set[BaseCall[Any]] = set()
-        self._rates: deque[tuple[float, int, int]] = deque(maxlen=64)
-        self._warned_capped = False
+        self._open_books()
         self.last_partial: list[RequestOutput | None] | None = None
         self._drain_log()
         self._note_rates()
@@ -102,7 +95,7 @@ class LLM:
         values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
         return cls(values.pop("model"), **values)
 
-    # -- text and tokens --------------------------------------------------------------------------------------
+    # -- text and tokens ---------------------------------------------------------------------------
 
     def generate(
         self,
@@ -119,12 +112,22 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues every prompt; outputs are in the order of the prompts.
 
-        A prompt is a string, a list (or 1-D array) of token ids, or a dict {"prompt": ...} / {"prompt_token_ids": ...};
-        `prompts` is one of them or a sequence. `on_error="return"` puts a prompt's error into its output. After
-        `timeout` seconds everything ends with what it has, finish_reason "abort".
+        A prompt is a string, a list (or 1-D array) of token ids, or a dict {"prompt": ...} /
+        {"prompt_token_ids": ...}; `prompts` is one of them or a sequence. `on_error="return"` puts
+        a prompt's error into its output. After `timeout` seconds everything ends with what it has,
+        finish_reason "abort".
         """
-        call = self._call(prompts, sampling_params, use_tqdm, priority, request_ids, on_error, timeout,
-                          tokenization_kwargs, lora_request)  # fmt: skip
+        call = self._call(
+            prompts,
+            sampling_params,
+            use_tqdm,
+            priority,
+            request_ids,
+            on_error,
+            timeout,
+            tokenization_kwargs,
+            lora_request,
+        )
         return self._gather(call)
 
     def generate_iter(
@@ -139,9 +142,20 @@ class LLM:
         timeout: float | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """As `generate`, but yields (index, output) as prompts finish and keeps none. Closing it aborts the rest."""
-        call = self._call(prompts, sampling_params, use_tqdm, priority, request_ids, on_error, timeout,
-                          tokenization_kwargs, None)  # fmt: skip
+        """As `generate`, but yields (index, output) as prompts finish and keeps none. Closing it
+        aborts the rest.
+        """
+        call = self._call(
+            prompts,
+            sampling_params,
+            use_tqdm,
+            priority,
+            request_ids,
+            on_error,
+            timeout,
+            tokenization_kwargs,
+            None,
+        )
         return self._iterate(call)
 
     def generate_stream(
@@ -155,13 +169,23 @@ class LLM:
         on_error: str = "raise",
         timeout: float | None = None,
     ) -> Iterator[RequestOutput]:
-        """Outputs while they grow, those of several prompts interleaved. DELTA: each holds what is new."""
+        """Outputs while they grow, those of several prompts interleaved. DELTA: each holds what is
+        new.
+        """
         items, plans = self._plans(prompts, sampling_params)
-        kind = output_kind or plans[0].params.output_kind or RequestOutputKind.DELTA if plans else RequestOutputKind.DELTA
+        kind = (
+            output_kind or plans[0].params.output_kind or RequestOutputKind.DELTA
+            if plans
+            else RequestOutputKind.DELTA
+        )
         call = StreamCall(
-            self, len(items), plans_source(items, plans), output_kind=kind, **self._common(
-                len(items), priority, request_ids, on_error, timeout), notify=_interval(plans),
-        )  # fmt: skip
+            self,
+            len(items),
+            plans_source(items, plans),
+            output_kind=kind,
+            **self._common(len(items), priority, request_ids, on_error, timeout),
+            notify=stream_interval(plans),
+        )
         return self._stream(call)
 
     def _call(
@@ -177,12 +201,24 @@ class LLM:
         lora_request: Any,
     ) -> Call:
         if lora_request is not None:
-            raise InvalidRequestError("lora_request: LoRA adapters are not supported", param="lora_request")
-        items, plans = self._plans(prompts, sampling_params, _tokenization(tokenization_kwargs))
+            raise InvalidRequestError(
+                "lora_request: LoRA adapters are not supported", param="lora_request"
+            )
+        items, plans = self._plans(
+            prompts, sampling_params, truncation_changes(tokenization_kwargs)
+        )
         common = self._common(len(items), priority, request_ids, on_error, timeout)
-        return Call(self, len(items), plans_source(items, plans), progress=Progress(len(items), use_tqdm), **common)
+        return Call(
+            self,
+            len(items),
+            plans_source(items, plans),
+            progress=Progress(len(items), use_tqdm),
+            **common,
+        )
 
-    def _plans(self, prompts: Any, params: Any, changes: dict[str, Any] | None = None) -> tuple[Sequence[Any], list[Plan]]:
+    def _plans(
+        self, prompts: Any, params: Any, changes: dict[str, Any] | None = None
+    ) -> tuple[Sequence[Any], list[Plan]]:
         """The prompts, checked for their kind, and one plan for all of them or one for each."""
         self._engine()
         items, single = split_call(prompts)
@@ -194,7 +230,11 @@ class LLM:
             for i, item in enumerate(each):
                 if id(item) not in made:
                     try:
-                        made[id(item)] = make_plan(item.replace(**changes) if changes else item, self._facts, self._tokenizer)
+                        made[id(item)] = make_plan(
+                            item.replace(**changes) if changes else item,
+                            self._facts,
+                            self._tokenizer,
+                        )
                     except InvalidRequestError as error:
                         error.index = i
                         raise
@@ -206,18 +246,27 @@ class LLM:
             return items, list(made.values())
         return items, [made[id(item)] for item in each]
 
-    def _common(self, count: int, priority: Any, request_ids: Any, on_error: str, timeout: float | None) -> dict[str, Any]:
+    def _common(
+        self, count: int, priority: Any, request_ids: Any, on_error: str, timeout: float | None
+    ) -> dict[str, Any]:
         """Arguments that every kind of call takes, checked."""
         if on_error not in ("raise", "return"):
-            raise InvalidRequestError(f"on_error={on_error!r}: expected 'raise' or 'return'", param="on_error", value=on_error)
+            raise InvalidRequestError(
+                f"on_error={on_error!r}: expected 'raise' or 'return'",
+                param="on_error",
+                value=on_error,
+            )
         if priority is not None:
             values = list(priority) if isinstance(priority, (list, tuple)) else [priority] * count
             if len(values) != count:
-                raise InvalidRequestError(f"priority has {len(values)} entries for {count} prompt(s)", param="priority")
+                raise InvalidRequestError(
+                    f"priority has {len(values)} entries for {count} prompt(s)", param="priority"
+                )
             values = [as_int("priority", value) for value in values]
             if any(values) and not self._facts.has_priority:
                 raise InvalidRequestError(
-                    "priority has no effect with scheduling_policy='fcfs': LLM(scheduling_policy='priority')",
+                    "priority has no effect with scheduling_policy='fcfs': "
+                    "LLM(scheduling_policy='priority')",
                     param="priority",
                     value=priority,
                 )
@@ -225,15 +274,26 @@ class LLM:
         if request_ids is not None:
             request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
             if len(request_ids) != count or len(set(request_ids)) != count:
-                raise InvalidRequestError(f"request_ids must be {count} different strings", param="request_ids")
+                raise InvalidRequestError(
+                    f"request_ids must be {count} different strings", param="request_ids"
+                )
             taken = [name for name in request_ids if name in self._active]
             if taken:
-                raise InvalidRequestError(f"request_ids: {taken[0]!r} is running", param="request_ids", value=taken[0])
+                raise InvalidRequestError(
+                    f"request_ids: {taken[0]!r} is running", param="request_ids", value=taken[0]
+                )
         if timeout is not None and not timeout > 0:
-            raise InvalidRequestError(f"timeout={timeout!r}: it must be above 0", param="timeout", value=timeout)
-        return {"priority": priority, "request_ids": request_ids, "raise_errors": on_error == "raise", "timeout": timeout}
+            raise InvalidRequestError(
+                f"timeout={timeout!r}: it must be above 0", param="timeout", value=timeout
+            )
+        return {
+            "priority": priority,
+            "request_ids": request_ids,
+            "raise_errors": on_error == "raise",
+            "timeout": timeout,
+        }
 
-    # -- chat -------------------------------------------------------------------------------------------------
+    # -- chat --------------------------------------------------------------------------------------
 
     def chat(
         self,
@@ -258,14 +318,33 @@ class LLM:
         on_error: str = "raise",
         timeout: float | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation (a list of messages) or several. Each answer's `message` is parsed into reasoning,
-        content and tool calls."""
-        args = ChatArgs(thinking, reasoning_effort, tools, tool_choice, parallel_tool_calls, add_generation_prompt,
-                        continue_final_message, chat_template, chat_template_kwargs, reasoning_history,
-                        allow_special_tokens_in_text)  # fmt: skip
+        """Answers one conversation (a list of messages) or several. Each answer's `message` is
+        parsed into reasoning, content and tool calls."""
+        from .chatting import ChatArgs, ChatCall
+
+        args = ChatArgs(
+            thinking,
+            reasoning_effort,
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template,
+            chat_template_kwargs,
+            reasoning_history,
+            allow_special_tokens_in_text,
+        )
         chats, count = self._chats(messages, sampling_params, args)
         common = self._common(count, priority, request_ids, on_error, timeout)
-        call = ChatCall(self, count, chats.source, progress=Progress(count, use_tqdm, "Chats"), raw_text=parse, **common)
+        call = ChatCall(
+            self,
+            count,
+            chats.source,
+            progress=Progress(count, use_tqdm, "Chats"),
+            raw_text=parse,
+            **common,
+        )
         call.chats, call.parse = chats, parse
         return self._gather(call)
 
@@ -281,7 +360,11 @@ class LLM:
         timeout: float | None = None,
         **chat_args: Any,
     ) -> Iterator[RequestOutput]:
-        """As `chat`, while the answers grow; each piece's `outputs[0].deltas` say what it adds to the message."""
+        """As `chat`, while the answers grow; each piece's `outputs[0].deltas` say what it adds to
+        the message.
+        """
+        from .chatting import ChatArgs, ChatStreamCall
+
         names = {field.name for field in dataclasses.fields(ChatArgs)}
         for name in chat_args:
             if name not in names:
@@ -289,31 +372,43 @@ class LLM:
 
                 raise TypeError(unknown_name("chat_stream()", name, names))
         chats, count = self._chats(messages, sampling_params, ChatArgs(**chat_args))
-        kind = output_kind or RequestOutputKind.DELTA
-        call = ChatStreamCall(self, count, chats.source, output_kind=kind, raw_text=parse, notify=1,
-                              **self._common(count, priority, None, on_error, timeout))  # fmt: skip
+        first = chats.params[0] if count else self._default_params
+        kind = output_kind or first.output_kind or RequestOutputKind.DELTA
+        call = ChatStreamCall(
+            self,
+            count,
+            chats.source,
+            output_kind=kind,
+            raw_text=parse,
+            notify=min((p.stream_interval or 1 for p in chats.params), default=1),
+            **self._common(count, priority, None, on_error, timeout),
+        )
         call.chats, call.parse = chats, parse
         return self._stream(call)
 
     def _chats(self, messages: Any, params: Any, args: ChatArgs) -> tuple[Chats, int]:
+        from .chatting import Chats, prepare_all
+
         self._engine()
         prepared, _ = prepare_all(self, messages, args)
         each = per_prompt(params, len(prepared), self._default_params)
         return Chats(self, prepared, each, args), len(prepared)
 
     def apply_chat_template(self, messages: Any, *, tokenize: bool = True, **chat_args: Any) -> Any:
-        """Exactly what `chat` would feed the model: token ids, or the text. Keywords as in `chat`."""
+        """Exactly what `chat` would feed the model: token ids,
+        or the text. Keywords as in `chat`."""
+        from .chat.render import render_prepared
+        from .chatting import ChatArgs, encode, prepare_all
+
         args = ChatArgs(**chat_args)
         prepared, single = prepare_all(self, messages, args)
         assert self._tokenizer is not None
-        from .chat.render import render_prepared
-
         added = tuple(self._tokenizer.added_tokens)
         rendered = [render_prepared(item, added) for item in prepared]
         out = [encode(self, item, args) if tokenize else item.prompt for item in rendered]
         return out[0] if single else out
 
-    # -- without waiting --------------------------------------------------------------------------------------
+    # -- without waiting ---------------------------------------------------------------------------
 
     def submit(
         self,
@@ -324,22 +419,34 @@ class LLM:
         priority: int = 0,
         on_token: Callable[[RequestOutput], None] | None = None,
     ) -> RequestHandle:
-        """Starts a request and returns at once. `on_token(output)` is called from a thread of the handle's own."""
+        """Starts a request and returns at once. `on_token(output)` is called from a thread of the
+        handle's own.
+        """
         items, plans = self._plans(prompt, sampling_params)
         if len(items) != 1:
-            raise InvalidRequestError(f"submit takes one prompt, not {len(items)}", param="prompt", value=prompt)
+            raise InvalidRequestError(
+                f"submit takes one prompt, not {len(items)}", param="prompt", value=prompt
+            )
         name = self._new_request_id() if request_id is None else request_id
         params = plans[0].params
         if params.n > 1:
-            raise InvalidRequestError("submit takes n=1: submit the prompt several times", param="n", value=params.n)
+            raise InvalidRequestError(
+                "submit takes n=1: submit the prompt several times", param="n", value=params.n
+            )
         call = StreamCall(
-            self, 1, plans_source(items, plans), output_kind=params.output_kind or RequestOutputKind.CUMULATIVE,
-            notify=_interval(plans), **self._common(1, priority or None, [name], "raise", None),
-        )  # fmt: skip
+            self,
+            1,
+            plans_source(items, plans),
+            output_kind=params.output_kind or RequestOutputKind.CUMULATIVE,
+            notify=stream_interval(plans),
+            **self._common(1, priority or None, [name], "raise", None),
+        )
         return RequestHandle(self, call, name, on_token)
 
     def abort(self, request_ids: str | Sequence[str]) -> int:
-        """Ends these requests with what they have; returns how many were running. Unknown ids are ignored."""
+        """Ends these requests with what they have; returns how many were running. Unknown ids are
+        ignored.
+        """
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         count = 0
         for name in names:
@@ -352,14 +459,16 @@ class LLM:
         return count
 
     def abort_all(self) -> int:
-        """Ends everything that runs and everything that waits; returns how many requests were alive."""
+        """Ends everything that runs and everything that waits; returns how many requests were
+        alive.
+        """
         with self._lock:
             calls = list(self._calls)
         for call in calls:
             call.expire()
         return self._engine().abort(None)
 
-    # -- forward passes ---------------------------------------------------------------------------------------
+    # -- forward passes ----------------------------------------------------------------------------
 
     def score_tokens(
         self,
@@ -371,13 +480,22 @@ class LLM:
         temperature: float = 1.0,
         use_tqdm: UseTqdm = True,
     ) -> list[TokenScores]:
-        """log p of the prompts' own tokens from position `start` on, with ranks and the `top_k` best beside them.
+        """log p of the prompts' own tokens from position `start` on, with ranks and the `top_k`
+        best beside them.
 
-        Nothing is sampled, so a prompt may fill the whole context. Positions before `start` may come from the cache.
+        Nothing is sampled, so a prompt may fill the whole context. Positions before `start` may
+        come from the cache.
         """
         self._engine()
-        return score_tokens(self, prompts, start=start, top_k=top_k, token_ids=token_ids, temperature=temperature,
-                            use_tqdm=use_tqdm)  # fmt: skip
+        return score_tokens(
+            self,
+            prompts,
+            start=start,
+            top_k=top_k,
+            token_ids=token_ids,
+            temperature=temperature,
+            use_tqdm=use_tqdm,
+        )
 
     def compute_logits(self, token_ids: Any) -> Any:
         """float32 [L, vocabulary]: the logits at every position. No prefix cache."""
@@ -393,49 +511,39 @@ class LLM:
     ) -> Trace:
         """One forward pass, with what the layers computed at all positions (see Trace).
 
-        `force_blocks`, `force_experts`: choices to take instead of the model's, one array per layer or None.
+        `force_blocks`, `force_experts`: choices to take instead of the model's, one array per layer
+        or None.
         """
         ids: IdArray = prompt_ids(self, token_ids)
         parts = (what,) if isinstance(what, str) else tuple(what)
-        return run_trace(self, ids, parts=parts, force_blocks=force_blocks, force_experts=force_experts)
+        return run_trace(
+            self, ids, parts=parts, force_blocks=force_blocks, force_experts=force_experts
+        )
 
-    # -- what it is and does ----------------------------------------------------------------------------------
+    # -- what it is and does -----------------------------------------------------------------------
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise InvalidRequestError("this engine has no tokenizer: LLM(tokenizer=folder)", param="tokenizer")
+            raise InvalidRequestError(
+                "this engine has no tokenizer: LLM(tokenizer=folder)", param="tokenizer"
+            )
         return self._tokenizer
 
+    def get_vocab_size(self) -> int:
+        """Rows of the embedding: token ids are below it, with or without a tokenizer."""
+        return self._facts.n_vocab
+
     def get_default_sampling_params(self) -> SamplingParams:
-        """A copy of what a call without sampling_params uses; `describe()` says which fields the checkpoint set."""
+        """A copy of what a call without sampling_params uses; `describe()` says which fields the
+        checkpoint set.
+        """
         return self._default_params.clone()
 
     def stats(self) -> EngineStats:
         """Counters of the engine."""
         core = self._engine().stats()
         prompt_rate, output_rate = self._note_rates(core)
-        return EngineStats(
-            num_waiting=int(core["n_waiting"]),
-            num_running=int(core["n_running"]),
-            num_finished=int(core["n_finished"]),
-            num_aborted=int(core["n_aborted"]),
-            num_failed=int(core["n_failed"]),
-            num_preemptions=int(core["n_preempted"]),
-            num_prompt_tokens=int(core["n_prompt_token"]),
-            num_cached_tokens=int(core["n_cached_token"]),
-            num_generation_tokens=int(core["n_output_token"]),
-            prompt_tokens_per_s=prompt_rate,
-            generation_tokens_per_s=output_rate,
-            num_steps=int(core["n_step"]),
-            step_time_total=core["t_step_total"],
-            step_time_last=core["t_step_last"],
-            num_blocks=int(core["n_page"]),
-            num_blocks_free=int(core["n_page_free"]),
-            num_blocks_cached=int(core["n_page_cached"]),
-            num_attention_blocks_read=int(core["n_block_read"]),
-            num_attention_blocks_held=int(core["n_block_held"]),
-            weight_version=int(core["weight_version"]),
-        )
+        return EngineStats.of(core, prompt_rate, output_rate)
 
     def get_metrics(self) -> list[tuple[str, Any]]:
         """`stats()` as (name, value) pairs."""
@@ -446,7 +554,9 @@ class LLM:
         return MemoryReport(self._engine().memory())
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Drops every cached page that no running request uses. With True, running requests are aborted first."""
+        """Drops every cached page that no running request uses. With True, running requests are
+        aborted first.
+        """
         engine = self._engine()
         if reset_running_requests:
             self.abort_all()
@@ -462,10 +572,12 @@ class LLM:
         """The few attributes that evaluation harnesses reach for."""
         return EngineShim(self)
 
-    # -- lifetime ---------------------------------------------------------------------------------------------
+    # -- lifetime ----------------------------------------------------------------------------------
 
     def shutdown(self, timeout: float = 30.0) -> None:
-        """Ends what runs, joins all threads, frees all memory. Idempotent; later calls raise EngineClosedError."""
+        """Ends what runs, joins all threads, frees all memory. Idempotent; later calls raise
+        EngineClosedError.
+        """
         del timeout  # the core ends its running step and stops: there is nothing to wait longer for
         if self._core.closed:
             return
@@ -487,7 +599,10 @@ class LLM:
         self.shutdown()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an LLM cannot be pickled or copied: construct it inside the worker or actor that uses it")
+        raise TypeError(
+            "an LLM cannot be pickled or copied: construct it inside the worker or actor that uses "
+            "it"
+        )
 
     def __repr__(self) -> str:
         return engine_text(self)
@@ -495,79 +610,17 @@ class LLM:
     def _repr_html_(self) -> str:
         return engine_html(self)
 
-    # -- for the modules around -------------------------------------------------------------------------------
+    # -- for the modules around --------------------------------------------------------------------
 
     def _engine(self) -> _core.Engine:
         if self._core.closed:
             raise EngineClosedError("this LLM was shut down: construct a new one")
         return self._core
 
-    @staticmethod
-    def _now() -> float:
-        return time.monotonic()
-
-    def _encode_threads(self, count: int) -> int | None:
-        """None lets the library use what it has; a single short text is not worth a thread."""
-        return 1 if count == 1 else self._args.tokenizer_threads
-
-    def _new_request_id(self) -> str:
-        return str(next(self._request_number))
-
-    def _seed_of(self, params: SamplingParams) -> int:
-        """The request's own seed, else one derived from the engine's, else entropy."""
-        if params.seed is not None and params.seed != -1:
-            return params.seed & MASK
-        if self._args.seed is not None and self._args.seed != -1:
-            return derive_seed(self._args.seed & MASK, next(self._ordinal) + 1)
-        return fresh_seed()
-
-    def _remember(self, request_id: str, call: BaseCall[Any], job: Job) -> None:
-        with self._lock:
-            self._active[request_id] = (call, job)
-            self._calls.add(call)
-
-    def _forget_job(self, request_id: str, job: Job) -> None:
-        with self._lock:
-            entry = self._active.get(request_id)
-            if entry is not None and entry[1] is job:
-                del self._active[request_id]
-
-    def _forget(self, call: BaseCall[Any]) -> None:
-        with self._lock:
-            self._calls.discard(call)
-            for name in [name for name, (owner, _) in self._active.items() if owner is call]:
-                del self._active[name]
-
-    def _warn_capped(self, max_tokens: int) -> None:
-        if not self._warned_capped:
-            self._warned_capped = True
-            logger.warning(
-                "a request ended after %d tokens, the engine's default_max_tokens: set SamplingParams(max_tokens=) or "
-                "LLM(default_max_tokens=)",
-                max_tokens,
-            )
-
-    def _drain_log(self) -> None:
-        for level, text in _core.log_drain():
-            logger.log(level, "%s", text)
-
-    def _note_rates(self, core: dict[str, float] | None = None) -> tuple[float, float]:
-        """Tokens per second over the last ten seconds, from the snapshots that were taken meanwhile."""
-        now = time.monotonic()
-        if core is None:
-            core = self._core.stats()
-        here = (now, int(core["n_prompt_token"]), int(core["n_output_token"]))
-        with self._lock:
-            while len(self._rates) > 1 and now - self._rates[1][0] >= 10.0:
-                self._rates.popleft()
-            first = self._rates[0] if self._rates else here
-            if not self._rates or now - self._rates[-1][0] >= 0.2:
-                self._rates.append(here)
-        seconds = max(1e-3, now - first[0])
-        return (here[1] - first[1]) / seconds, (here[2] - first[2]) / seconds
-
     def _gather(self, call: Call) -> list[RequestOutput]:
-        """All outputs of a call in order. When it is cut short, what there is goes to `last_partial`."""
+        """All outputs of a call in order. When it is cut short, what there is goes to
+        `last_partial`.
+        """
         outputs: list[RequestOutput | None] = [None] * call.count
         pieces = iter(call)
         try:
@@ -582,7 +635,12 @@ class LLM:
                 call._progress.close()
         return [output for output in outputs if output is not None]
 
-    def _keep_partial(self, call: BaseCall[RequestOutput], outputs: list[RequestOutput | None], error: BaseException) -> None:
+    def _keep_partial(
+        self,
+        call: BaseCall[RequestOutput],
+        outputs: list[RequestOutput | None],
+        error: BaseException,
+    ) -> None:
         call.stop()
         call.close()
         for index, output in call.partial.items():
@@ -621,26 +679,8 @@ class LLM:
             pieces.close()
 
 
-def _interval(plans: list[Plan]) -> int:
-    return min((plan.params.stream_interval or 1 for plan in plans), default=1)
-
-
-def _tokenization(kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """`tokenization_kwargs` that other engines take: truncation, and add_special_tokens=False (always so here)."""
-    out: dict[str, Any] = {}
-    for name, value in (kwargs or {}).items():
-        if name in ("truncate_prompt_tokens", "truncation_side"):
-            out[name] = value
-        elif name != "add_special_tokens" or value:
-            raise InvalidRequestError(
-                f"tokenization_kwargs: {name}={value!r} is not possible; truncate_prompt_tokens, truncation_side and "
-                "add_special_tokens=False are",
-                param="tokenization_kwargs",
-                value=kwargs,
-            )
-    return out
-
-
 def _close_engine(engine: _core.Engine) -> None:
-    """Called by shutdown, by the finaliser, or at exit: must not refer to the LLM. Does nothing in a forked child."""
+    """Called by shutdown, by the finaliser, or at exit: must not refer to the LLM. Does nothing in
+    a forked child.
+    """
     engine.close()

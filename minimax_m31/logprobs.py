@@ -1,7 +1,8 @@
 """Containers of log-probabilities: flat arrays, and list-of-dict views that are built on demand.
 
-A million tokens with twenty entries each stay four arrays. `FlatLogprobs` is those arrays; `LogprobRows` looks like
-the list of dicts that other engines return and makes each dict when it is asked for.
+A million tokens with twenty entries each stay four arrays. `FlatLogprobs` is those arrays;
+`LogprobRows` looks like the list of dicts that other engines return and makes each dict when it is
+asked for.
 """
 
 from __future__ import annotations
@@ -30,11 +31,19 @@ class Logprob:
 
 
 class FlatLogprobs(Sequence[dict[int, Logprob]]):
-    """Entries of row i are [start_indices[i], end_indices[i]): the row's own token first, then by rank, then the
-    requested ids. Rows without entries (the first prompt token) are empty. Indexing gives dicts, slicing another
-    FlatLogprobs. `decoded_tokens` is made on demand."""
+    """Entries of row i are [start_indices[i], end_indices[i]): the row's own token first, then by
+    rank, then the requested ids. Rows without entries (the first prompt token) are empty. Indexing
+    gives dicts, slicing another FlatLogprobs. `decoded_tokens` is made on demand."""
 
-    __slots__ = ("_table", "_texts", "end_indices", "logprobs", "ranks", "start_indices", "token_ids")
+    __slots__ = (
+        "_table",
+        "_texts",
+        "end_indices",
+        "logprobs",
+        "ranks",
+        "start_indices",
+        "token_ids",
+    )
 
     def __init__(
         self,
@@ -65,10 +74,16 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
 
     def row(self, i: int) -> dict[int, Logprob]:
         begin, end = int(self.start_indices[i]), int(self.end_indices[i])
-        ids, values, ranks = self.token_ids[begin:end], self.logprobs[begin:end], self.ranks[begin:end]
+        ids, values, ranks = (
+            self.token_ids[begin:end],
+            self.logprobs[begin:end],
+            self.ranks[begin:end],
+        )
         return {
             token: Logprob(value, rank, self._decode(token))
-            for token, value, rank in zip(ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
+            for token, value, rank in zip(
+                ids.tolist(), values.tolist(), ranks.tolist(), strict=True
+            )
         }
 
     def __len__(self) -> int:
@@ -80,8 +95,15 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
     def __getitem__(self, i: slice) -> FlatLogprobs: ...
     def __getitem__(self, i: int | slice) -> dict[int, Logprob] | FlatLogprobs:
         if isinstance(i, slice):
-            return FlatLogprobs(self.start_indices[i], self.end_indices[i], self.token_ids, self.logprobs,
-                                self.ranks, self._table, self._texts)  # fmt: skip
+            return FlatLogprobs(
+                self.start_indices[i],
+                self.end_indices[i],
+                self.token_ids,
+                self.logprobs,
+                self.ranks,
+                self._table,
+                self._texts,
+            )
         if not -len(self) <= i < len(self):
             raise IndexError(f"row {i} of {len(self)}")
         return self.row(i)
@@ -100,7 +122,9 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
         """The vocabulary stays behind: only the texts of the ids that occur travel."""
         texts = self._texts
         if texts is None and self._table is not None:
-            texts = {token: self._table.decode_one(token) for token in np.unique(self.token_ids).tolist()}
+            texts = {
+                token: self._table.decode_one(token) for token in np.unique(self.token_ids).tolist()
+            }
         arrays = (self.start_indices, self.end_indices, self.token_ids, self.logprobs, self.ranks)
         return (FlatLogprobs, (*arrays, None, texts))
 
@@ -109,7 +133,9 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
 
 
 class LogprobRows(Sequence["dict[int, Logprob] | None"]):
-    """A list of dicts to look at, arrays underneath (`.flat`). `None` in rows that were not scored (prompts)."""
+    """A list of dicts to look at, arrays underneath (`.flat`). `None` in rows that were not scored
+    (prompts).
+    """
 
     __slots__ = ("_none_rows", "flat")
 
@@ -162,8 +188,8 @@ def flatten(
 ) -> FlatLogprobs:
     """Rows of the core (own token, top k by rank, requested ids) -> entries without repetition.
 
-    An id of the top k is repeated when it is the row's own token, which then has rank <= k; a requested id when it
-    is that token or has rank <= k. `none_rows` empty rows are put in front.
+    An id of the top k is repeated when it is the row's own token, which then has rank <= k; a
+    requested id when it is that token or has rank <= k. `none_rows` empty rows are put in front.
     """
     rows, width = ids.shape
     keep = np.ones((rows, width), dtype=bool)

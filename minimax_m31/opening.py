@@ -1,7 +1,8 @@
-"""From engine arguments to an open engine: files, numbers, formats, sizes, and the one call that loads.
+"""From engine arguments to an open engine: files, numbers, formats, sizes, and the one call that
+loads.
 
-Order: arguments, files, backend, sizes, load; each stage reports all its problems at once and nothing is allocated
-before the last one. What "auto" became is in the result.
+Order: arguments, files, backend, sizes, load; each stage reports all its problems at once and
+nothing is allocated before the last one. What "auto" became is in the result.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .checkpoint import CheckpointInfo, read_checkpoint, read_config
@@ -23,12 +24,15 @@ from .errors import ConfigError
 from .params import SamplingParams
 from .scores import format_bytes
 from .seeds import MASK
-from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 logger = logging.getLogger("minimax_m31")
 
 NANO = Path(__file__).resolve().parent / "nano"
 HOST_SHARE = 0.5  # of the free host memory that "auto" sizes may plan for pages
+PAGES_PER_SEQUENCE = 8  # that the default pool of a host plans for each sequence of a batch
 _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -45,13 +49,14 @@ class Opened:
 
 
 def find_model(args: EngineArgs) -> Path:
-    """The checkpoint's folder. "nano" is the one in the package; a folder of that name is "./nano"."""
+    """The checkpoint's folder. "nano" is the package's own; a folder of that name is "./nano"."""
     name = os.fspath(args.model)
     if name == "nano":
         if (NANO / "config.json").is_file():
             return NANO
         raise ConfigError(
-            "model='nano': this build of the package holds no trained checkpoint (minimax_m31/nano/config.json is "
+            "model='nano': this build of the package holds no trained checkpoint "
+            "(minimax_m31/nano/config.json is "
             "missing): give the folder of a checkpoint, LLM('path/to/checkpoint')"
         )
     path = Path(name).expanduser()
@@ -61,7 +66,9 @@ def find_model(args: EngineArgs) -> Path:
         raise ConfigError(f"model={name!r} is a file: give the folder that holds config.json")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
         return _cached_snapshot(name, args)
-    raise ConfigError(f"model={name!r}: there is no such folder (and 'nano' is the only reserved name)")
+    raise ConfigError(
+        f"model={name!r}: there is no such folder (and 'nano' is the only reserved name)"
+    )
 
 
 def _cached_snapshot(name: str, args: EngineArgs) -> Path:
@@ -69,14 +76,20 @@ def _cached_snapshot(name: str, args: EngineArgs) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise ConfigError(
-            f"model={name!r}: there is no such folder, and a Hub id needs huggingface_hub (pip install "
+            f"model={name!r}: there is no such folder, and a Hub id needs huggingface_hub (pip "
+            "install "
             "huggingface_hub) and a cached snapshot: or give the folder of a checkpoint"
         ) from None
     try:
-        return Path(snapshot_download(name, revision=args.revision, local_files_only=not args.allow_download))
+        return Path(
+            snapshot_download(
+                name, revision=args.revision, local_files_only=not args.allow_download
+            )
+        )
     except Exception as error:  # many classes, none of them public API of every version
         raise ConfigError(
-            f"model={name!r}: no snapshot of this Hub id is cached here ({error}); fetch it, give a folder, or "
+            f"model={name!r}: no snapshot of this Hub id is cached here ({error}); fetch it, give "
+            "a folder, or "
             "allow_download=True"
         ) from error
 
@@ -87,11 +100,17 @@ def read_files(args: EngineArgs) -> tuple[CheckpointInfo, Path]:
         info = read_config(folder, hf_overrides=args.hf_overrides)
     else:
         info = read_checkpoint(folder, hf_overrides=args.hf_overrides)
-        wanted = {"nvfp4": "nvfp4", "modelopt_mixed": "nvfp4", "compressed-tensors": "nvfp4", "mxfp8": "mxfp8"}
+        wanted = {
+            "nvfp4": "nvfp4",
+            "modelopt_mixed": "nvfp4",
+            "compressed-tensors": "nvfp4",
+            "mxfp8": "mxfp8",
+        }
         kind = wanted.get(args.quantization or "")
         if kind is not None and kind not in info.quantization:
             raise ConfigError(
-                f"quantization={args.quantization!r}: the tensors of {folder} are {info.quantization}; leave the "
+                f"quantization={args.quantization!r}: the tensors of {folder} are "
+                f"{info.quantization}; leave the "
                 "argument out, the checkpoint says it"
             )
     return info, folder
@@ -101,16 +120,20 @@ def read_tokenizer(args: EngineArgs, folder: Path, n_vocab: int) -> Tokenizer | 
     """None when there is none, or none is wanted: the engine then takes token ids only."""
     if args.skip_tokenizer_init:
         return None
+    if args.tokenizer is None and not (folder / "tokenizer.json").is_file():
+        return None
+    from .tokenizer import Tokenizer  # late: the library takes a while to load
+
     if isinstance(args.tokenizer, Tokenizer):
         tokenizer = args.tokenizer
         if tokenizer.vocab_size > n_vocab:
-            raise ConfigError(f"tokenizer: it has {tokenizer.vocab_size} ids, the model {n_vocab} embedding rows")
+            raise ConfigError(
+                f"tokenizer: it has {tokenizer.vocab_size} ids, the model {n_vocab} embedding rows"
+            )
     elif args.tokenizer is not None:
         tokenizer = Tokenizer.from_folder(args.tokenizer, vocab_size=n_vocab)
-    elif (folder / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.from_folder(folder, vocab_size=n_vocab)
     else:
-        return None
+        tokenizer = Tokenizer.from_folder(folder, vocab_size=n_vocab)
     if args.chat_template is not None:
         state = tokenizer.__getstate__() | {"chat_template": args.chat_template}
         tokenizer = Tokenizer(**state)
@@ -118,7 +141,9 @@ def read_tokenizer(args: EngineArgs, folder: Path, n_vocab: int) -> Tokenizer | 
 
 
 def default_params(args: EngineArgs, info: CheckpointInfo) -> SamplingParams:
-    """What a call without sampling_params uses: generation_config.json, unless the argument says otherwise."""
+    """What a call without sampling_params uses: generation_config.json, unless the argument says
+    otherwise.
+    """
     fields: dict[str, Any] = {}
     source: dict[str, str] = {}
     layers: list[tuple[dict[str, Any], str]] = []
@@ -192,7 +217,9 @@ def _model_len(args: EngineArgs, info: CheckpointInfo, page: int, on_host: bool)
     wanted = args.max_model_len
     if isinstance(wanted, int) and wanted > 0:
         if wanted > limit:
-            raise ConfigError(f"max_model_len={wanted}: the model goes up to {limit} (max_position_embeddings)")
+            raise ConfigError(
+                f"max_model_len={wanted}: the model goes up to {limit} (max_position_embeddings)"
+            )
         return wanted
     pages: float = limit
     if args.kv_cache_memory_bytes is not None:
@@ -202,12 +229,26 @@ def _model_len(args: EngineArgs, info: CheckpointInfo, page: int, on_host: bool)
     fits = min(limit, int(max(0, pages)) * PAGE)
     if fits < 1:
         raise ConfigError(
-            f"no page of the KV cache fits: one holds {PAGE} tokens and takes {format_bytes(page)}; lower max_num_seqs "
+            f"no page of the KV cache fits: one holds {PAGE} tokens and takes "
+            f"{format_bytes(page)}; lower max_num_seqs "
             f"(now {args.max_num_seqs}), raise kv_cache_memory_bytes, or give max_model_len"
         )
     if fits < limit:
         logger.info("max_model_len: %d tokens fit (the model goes up to %d)", fits, limit)
     return fits
+
+
+def _pool_bytes(args: EngineArgs, length: int, page: int, on_host: bool) -> int:
+    """Bytes of all pages; 0 leaves it to the core (a device's memory_fraction).
+
+    On a host: one sequence of full length and a thousand tokens for each of the others, as far as
+    half of the free memory goes. Pages are committed when they are first written.
+    """
+    if args.kv_cache_memory_bytes is not None or not on_host:
+        return args.kv_cache_memory_bytes or 0
+    least = -(-length // PAGE) + args.max_num_seqs
+    wanted = least + (PAGES_PER_SEQUENCE - 1) * args.max_num_seqs
+    return page * max(least, min(wanted, int(free_host_bytes() * HOST_SHARE) // page))
 
 
 def engine_options(args: EngineArgs, info: CheckpointInfo) -> dict[str, Any]:
@@ -221,13 +262,15 @@ def engine_options(args: EngineArgs, info: CheckpointInfo) -> dict[str, Any]:
     page = _core.page_bytes(info.config, kv, index, rank, world)
     if args.kv_cache_memory_bytes is not None and args.kv_cache_memory_bytes < 2 * page:
         raise ConfigError(
-            f"kv_cache_memory_bytes={args.kv_cache_memory_bytes}: a page of {PAGE} tokens takes {page} bytes, and two are "
+            f"kv_cache_memory_bytes={args.kv_cache_memory_bytes}: a page of {PAGE} tokens takes "
+            f"{page} bytes, and two are "
             "the least that can work"
         )
     length = _model_len(args, info, page, backend != "cuda")
     if not args.enable_chunked_prefill and args.max_num_batched_tokens < length:
         raise ConfigError(
-            f"enable_chunked_prefill=False needs max_num_batched_tokens >= max_model_len ({length}), "
+            f"enable_chunked_prefill=False needs max_num_batched_tokens >= max_model_len "
+            f"({length}), "
             f"it is {args.max_num_batched_tokens}"
         )
     quantized = args.quantization is not None or bool(
@@ -250,9 +293,11 @@ def engine_options(args: EngineArgs, info: CheckpointInfo) -> dict[str, Any]:
         "max_model_len": length,
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_num_batched_tokens,
-        "kv_bytes": args.kv_cache_memory_bytes or 0,
+        "kv_bytes": _pool_bytes(args, length, page, backend != "cuda"),
         "memory_fraction": float(args.gpu_memory_utilization),
-        "max_logprobs": info.config["n_vocab"] if args.max_logprobs == -1 else min(args.max_logprobs, info.config["n_vocab"]),
+        "max_logprobs": info.config["n_vocab"]
+        if args.max_logprobs == -1
+        else min(args.max_logprobs, info.config["n_vocab"]),
         "batch_invariant": int(args.deterministic == "batch_invariant"),
         "enable_prefix_cache": int(args.enable_prefix_caching),
         "priority_policy": int(args.scheduling_policy == "priority"),
@@ -302,7 +347,9 @@ def open_engine(args: EngineArgs) -> Opened:
 
 
 class LoadBar:
-    """Called by the core while it loads; a bar appears when loading takes longer than a second and someone looks."""
+    """Called by the core while it loads; a bar appears when loading takes longer than a second and
+    someone looks.
+    """
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -324,7 +371,14 @@ def _load_bar(total: int) -> Any:
     from .progress import _someone_looks, _tqdm
 
     make: Callable[..., Any] = _tqdm if _someone_looks() else _Silent
-    return make(total=total, desc="Loading", unit="B", unit_scale=True, unit_divisor=1024, dynamic_ncols=True)
+    return make(
+        total=total,
+        desc="Loading",
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        dynamic_ncols=True,
+    )
 
 
 class _Silent:
@@ -338,5 +392,3 @@ class _Silent:
 
     def close(self) -> None:
         pass
-
-

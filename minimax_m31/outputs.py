@@ -1,7 +1,8 @@
 """Results: RequestOutput and what hangs from it.
 
-Plain data: picklable, no reference to the engine, a short repr whatever the size. Token ids are real lists, as the
-core produced them; arrays are NumPy's. `to_dict` gives plain JSON-able data in which no number is infinite.
+Plain data: picklable, no reference to the engine, a short repr whatever the size. Token ids are
+real lists, as the core produced them; arrays are NumPy's. `to_dict` gives plain JSON-able data in
+which no number is infinite.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 LogprobList = FlatLogprobs | LogprobRows
 
-__all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestError", "RequestMetrics", "RequestOutput", "SpecMetrics"]
+__all__ = [
+    "CompletionOutput",
+    "FlatLogprobs",
+    "Logprob",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SpecMetrics",
+]
 
 
 def short(text: str | None, limit: int = 80) -> str:
@@ -131,7 +140,12 @@ class RequestMetrics:
     def to_dict(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
         out["spec"]["mean_accept_len"] = self.spec.mean_accept_len
-        return out | {"queue_time": self.queue_time, "ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}
+        return out | {
+            "queue_time": self.queue_time,
+            "ttft": self.ttft,
+            "tpot": self.tpot,
+            "e2e": self.e2e,
+        }
 
 
 @dataclasses.dataclass(repr=False)
@@ -168,7 +182,11 @@ class CompletionOutput:
             return NotImplemented
         for field in dataclasses.fields(self):
             a, b = getattr(self, field.name), getattr(other, field.name)
-            same = np.array_equal(a, b, equal_nan=True) if isinstance(a, np.ndarray) and b is not None else a == b
+            same = (
+                np.array_equal(a, b, equal_nan=True)
+                if isinstance(a, np.ndarray) and b is not None
+                else a == b
+            )
             if not same:
                 return False
         return True
@@ -176,7 +194,9 @@ class CompletionOutput:
     __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self, nonfinite: float | None = None) -> dict[str, Any]:
-        """Plain data; numbers that are not finite become `nonfinite` (None, or for example -9999.0)."""
+        """Plain data; numbers that are not finite become `nonfinite` (None, or for example
+        -9999.0).
+        """
 
         def plain(values: FloatArray | None) -> list[float | None] | None:
             return None if values is None else [finite(v, nonfinite) for v in values.tolist()]
@@ -219,14 +239,21 @@ class CompletionOutput:
 
     def _repr_html_(self) -> str:
         if self.message is None:
-            return f"<pre>{html.escape(self.text)}</pre><small>{html.escape(self._ending())}</small>"
+            return (
+                f"<pre>{html.escape(self.text)}</pre><small>{html.escape(self._ending())}</small>"
+            )
         thought = self.message.reasoning_content
-        fold = "" if not thought else f"<details><summary>thinking</summary><pre>{html.escape(thought)}</pre></details>"
+        fold = (
+            ""
+            if not thought
+            else f"<details><summary>thinking</summary><pre>{html.escape(thought)}</pre></details>"
+        )
         calls = "".join(
             f"<pre>{html.escape(f'{call.function.name}({call.function.arguments})')}</pre>"
             for call in self.message.tool_calls
         )
-        return f"{fold}<pre>{html.escape(self.message.content)}</pre>{calls}<small>{html.escape(self._ending())}</small>"
+        ending = f"<small>{html.escape(self._ending())}</small>"
+        return f"{fold}<pre>{html.escape(self.message.content)}</pre>{calls}{ending}"
 
     def _ending(self) -> str:
         reason = "" if self.stop_reason is None else f" ({self.stop_reason!r})"
@@ -259,7 +286,9 @@ class RequestOutput:
     encoder_prompt_token_ids = None
 
     def to_dict(self, nonfinite: float | None = None) -> dict[str, Any]:
-        """Plain data; numbers that are not finite become `nonfinite` (None, or for example -9999.0)."""
+        """Plain data; numbers that are not finite become `nonfinite` (None, or for example
+        -9999.0).
+        """
         return {
             "request_id": self.request_id,
             "index": self.index,
@@ -282,7 +311,7 @@ class RequestOutput:
     def to_pandas(self) -> Any:
         """A data frame with one row per sample; needs pandas."""
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped,unused-ignore]
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas") from error
         rows = []

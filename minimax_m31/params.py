@@ -1,8 +1,8 @@
 """SamplingParams: what a caller may ask of a request.
 
-A plain mutable keyword-only dataclass. It is checked when it is made, and again when a call takes its snapshot of
-it; the engine never writes into the caller's object. What each field means is written beside it; the rules for its
-values are in params_check.py.
+A plain mutable keyword-only dataclass. It is checked when it is made, and again when a call takes
+its snapshot of it; the engine never writes into the caller's object. What each field means is
+written beside it; the rules for its values are in params_check.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .suggest import nearest, unknown_name
 
 
 class RequestOutputKind(enum.Enum):
-    """What each output of a stream holds: everything so far, only what is new, or only the last one is delivered."""
+    """What each output of a stream holds: everything so far, only what is new, or only the last one
+    is delivered.
+    """
 
     CUMULATIVE = 0
     DELTA = 1
@@ -26,9 +28,11 @@ class RequestOutputKind(enum.Enum):
 
 @dataclasses.dataclass(kw_only=True)
 class RepetitionDetectionParams:
-    """Ends a looping sequence: the last `size * min_count` tokens repeat a pattern of `size` tokens.
+    """Ends a looping sequence: the last `size * min_count` tokens repeat a pattern of `size`
+    tokens.
 
-    `size` runs from `min_pattern_size` to `max_pattern_size`; `max_pattern_size=0` turns the detection off.
+    `size` runs from `min_pattern_size` to `max_pattern_size`; `max_pattern_size=0` turns the
+    detection off.
     """
 
     max_pattern_size: int = 0
@@ -88,7 +92,8 @@ class SamplingParams:
     max_tokens: int | None = None  # None: what the context leaves, at most LLM(default_max_tokens=)
     ignore_eos: bool = False
     stop: str | list[str] | None = None
-    stop_scope: str | None = None  # "all", "content" (not inside thinking); None: chat "content", generate "all"
+    # "all", "content" (not inside thinking); None: chat "content", generate "all"
+    stop_scope: str | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False  # affects `text` only
     repetition_detection: RepetitionDetectionParams | dict[str, int] | None = None
@@ -107,7 +112,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True  # no effect for a byte-level vocabulary
     # -- prompt
-    truncate_prompt_tokens: int | None = None  # k tokens, -1: what leaves room for max_tokens; None: an error
+    # k tokens, -1: what leaves room for max_tokens; None: an error
+    truncate_prompt_tokens: int | None = None
     truncation_side: str = "left"
     skip_reading_prefix_cache: bool | None = None
     # -- streams
@@ -115,14 +121,18 @@ class SamplingParams:
     stream_interval: int | None = None
     # -- others
     structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
-    trace_decode_token_ids: list[int] | None = None  # forced tokens; their real log-probabilities are computed
+    # forced tokens; their real log-probabilities are computed
+    trace_decode_token_ids: list[int] | None = None
     return_routed_experts: bool = False
     routed_experts_prompt_start: int = 0
     extra_args: dict[str, Any] | None = None  # carried to the output untouched
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
         if args:
-            raise TypeError("SamplingParams takes keyword arguments only, for example SamplingParams(max_tokens=64)")
+            raise TypeError(
+                "SamplingParams takes keyword arguments only, for example "
+                "SamplingParams(max_tokens=64)"
+            )
         names = field_names()
         for name in kwargs:
             if name not in names:
@@ -140,7 +150,9 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def validate(self) -> None:
-        """Raises InvalidRequestError for the first field whose value cannot be run; ids are checked at submission."""
+        """Raises InvalidRequestError for the first field whose value cannot be run; ids are checked
+        at submission.
+        """
         from .params_check import check_params
 
         check_params(self)
@@ -158,7 +170,9 @@ class SamplingParams:
         """A copy with these fields changed, checked again."""
         for name in changes:
             if name not in field_names():
-                raise TypeError(unknown_name("SamplingParams.replace", name, field_names(), _REMOVED.get(name)))
+                raise TypeError(
+                    unknown_name("SamplingParams.replace", name, field_names(), _REMOVED.get(name))
+                )
         new = self.clone()
         for name, value in changes.items():
             object.__setattr__(new, name, value)
@@ -169,7 +183,8 @@ class SamplingParams:
     def from_optional(cls, **values: Any) -> SamplingParams:
         """From values that may be None (= the default) and from names of other APIs.
 
-        `do_sample=False` means temperature 0. `logit_bias` keys may be strings; values are clamped to +-100.
+        `do_sample=False` means temperature 0. `logit_bias` keys may be strings; values are clamped
+        to +-100.
         """
         given: dict[str, Any] = {}
         sample = values.pop("do_sample", None)
@@ -178,15 +193,22 @@ class SamplingParams:
                 continue
             name = ALIASES.get(name, name)
             if name in given and given[name] != value:
-                raise TypeError(f"from_optional: {name} is given twice, as {given[name]!r} and {value!r}")
+                raise TypeError(
+                    f"from_optional: {name} is given twice, as {given[name]!r} and {value!r}"
+                )
             given[name] = value
         if sample is not None and not sample:
             if given.get("temperature", 0) not in (0, 0.0):
-                raise TypeError(f"from_optional: do_sample=False contradicts temperature={given['temperature']!r}")
+                raise TypeError(
+                    f"from_optional: do_sample=False contradicts "
+                    f"temperature={given['temperature']!r}"
+                )
             given["temperature"] = 0.0
         bias = given.get("logit_bias")
         if isinstance(bias, Mapping):
-            given["logit_bias"] = {int(key): min(100.0, max(-100.0, float(v))) for key, v in bias.items()}
+            given["logit_bias"] = {
+                int(key): min(100.0, max(-100.0, float(v))) for key, v in bias.items()
+            }
         return cls(**given)
 
     def stop_strings(self) -> list[str]:
@@ -205,9 +227,13 @@ class SamplingParams:
         return out
 
     def describe(self) -> str:
-        """One line per changed field; for `get_default_sampling_params()`, where the value came from."""
+        """One line per changed field; for `get_default_sampling_params()`, where the value came
+        from.
+        """
         source = getattr(self, "_source", {})
-        lines = [f"{name} = {value!r}{source.get(name, '')}" for name, value in self.changed().items()]
+        lines = [
+            f"{name} = {value!r}{source.get(name, '')}" for name, value in self.changed().items()
+        ]
         return "\n".join(lines) or "all fields have their defaults"
 
     def __repr__(self) -> str:
@@ -238,13 +264,15 @@ def per_prompt(params: Any, count: int, default: SamplingParams) -> list[Samplin
         return [params] * count
     if not isinstance(params, Sequence) or isinstance(params, (str, bytes)):
         raise InvalidRequestError(
-            f"sampling_params must be a SamplingParams or a list of them, not {type(params).__name__}",
+            f"sampling_params must be a SamplingParams or a list of them, not "
+            f"{type(params).__name__}",
             param="sampling_params",
             value=params,
         )
     if len(params) != count:
         raise InvalidRequestError(
-            f"sampling_params has {len(params)} entries for {count} prompt(s): give one for all, or one for each",
+            f"sampling_params has {len(params)} entries for {count} prompt(s): give one for all, "
+            "or one for each",
             param="sampling_params",
             value=params,
         )

@@ -1,4 +1,6 @@
-"""Rules for the values of SamplingParams: one InvalidRequestError that names the field, the value and the remedy."""
+"""Rules for the values of SamplingParams: one InvalidRequestError that names the field, the value
+and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def bad(param: str, value: Any, text: str) -> InvalidRequestError:
 
 
 def as_int(param: str, value: Any) -> int:
-    """An integer that is no bool: `logprobs=True` is written by people who mean 1, and only there allowed."""
+    """An integer that is no bool: `logprobs=True` is written by people who mean 1, and only there
+    allowed.
+    """
     if isinstance(value, bool):
         raise bad(param, value, "an integer is needed, not a bool")
     try:
@@ -75,12 +79,18 @@ def _bools(p: SamplingParams, *names: str) -> None:
             raise bad(name, value, "True or False is needed")
 
 
-def id_list(param: str, value: Any, *, most: int = MAX_LIST, may_be_empty: bool = True) -> list[int]:
+def id_list(
+    param: str, value: Any, *, most: int = MAX_LIST, may_be_empty: bool = True
+) -> list[int]:
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise bad(param, value, "a list of token ids is needed")
     ids = [as_int(param, item) for item in value]
     if not may_be_empty and not ids:
-        raise bad(param, value, "the list is empty, so nothing could be generated; use None for no restriction")
+        raise bad(
+            param,
+            value,
+            "the list is empty, so nothing could be generated; use None for no restriction",
+        )
     if len(ids) > most:
         raise bad(param, value, f"{len(ids)} entries, at most {most} are possible")
     if ids and min(ids) < 0:
@@ -109,7 +119,11 @@ def _check_drawing(p: SamplingParams) -> None:
     if not 0 <= temperature < math.inf:
         raise bad("temperature", p.temperature, "it must be finite and 0 (greedy) or more")
     if n > 1 and temperature < 1e-5:
-        raise bad("n", n, f"all samples would be equal at temperature={p.temperature}: use n=1, or a temperature")
+        raise bad(
+            "n",
+            n,
+            f"all samples would be equal at temperature={p.temperature}: use n=1, or a temperature",
+        )
     _int_in(p, "top_k", -1, 2**31 - 1, "it must be 1 or more, or 0 (or -1) to turn it off")
     top_p = as_float("top_p", p.top_p)
     if not 0 < top_p <= 1:
@@ -126,17 +140,25 @@ def _check_drawing(p: SamplingParams) -> None:
         id_list("logit_bias", list(p.logit_bias))
         for value in p.logit_bias.values():
             if as_float("logit_bias", value) == math.inf:
-                raise bad("logit_bias", value, "a bias must be finite or -inf (which forbids the token)")
+                raise bad(
+                    "logit_bias", value, "a bias must be finite or -inf (which forbids the token)"
+                )
     if p.allowed_token_ids is not None:
         id_list("allowed_token_ids", p.allowed_token_ids, most=2**31 - 1, may_be_empty=False)
     if p.bad_words is not None:
         words = p.bad_words
-        if isinstance(words, str) or not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
+        if (
+            isinstance(words, str)
+            or not isinstance(words, Sequence)
+            or not all(isinstance(w, str) for w in words)
+        ):
             raise bad("bad_words", words, "a list of strings is needed")
         if not all(words):
             raise bad("bad_words", words, "an empty word would forbid everything")
         if len(words) > MAX_LIST // 2:
-            raise bad("bad_words", words, f"{len(words)} words, at most {MAX_LIST // 2} are possible")
+            raise bad(
+                "bad_words", words, f"{len(words)} words, at most {MAX_LIST // 2} are possible"
+            )
     if p.seed is not None:
         seed = as_int("seed", p.seed)
         if not -(2**63) <= seed < 2**64:
@@ -148,7 +170,11 @@ def _check_ending(p: SamplingParams) -> None:
     if p.max_tokens is not None:
         maximum = as_int("max_tokens", p.max_tokens)
         if not 0 <= maximum < 2**31:
-            raise bad("max_tokens", maximum, "it must be 1 or more; 0 only scores the prompt, None takes what fits")
+            raise bad(
+                "max_tokens",
+                maximum,
+                "it must be 1 or more; 0 only scores the prompt, None takes what fits",
+            )
         if minimum > maximum:
             raise bad("min_tokens", minimum, f"it is larger than max_tokens={maximum}")
     if p.stop is not None:
@@ -164,13 +190,21 @@ def _check_ending(p: SamplingParams) -> None:
     if p.stop_token_ids is not None:
         id_list("stop_token_ids", p.stop_token_ids)
     if p.thinking_token_budget is not None:
-        _int_in(p, "thinking_token_budget", -1, 2**31 - 1, "it must be 0 or more; None (or -1) means no limit")
+        _int_in(
+            p,
+            "thinking_token_budget",
+            -1,
+            2**31 - 1,
+            "it must be 0 or more; None (or -1) means no limit",
+        )
     detection = repetition(p)
     if detection is not None:
         low, high, count = detection
         if not 1 <= low <= high:
             raise bad(
-                "repetition_detection", p.repetition_detection, "1 <= min_pattern_size <= max_pattern_size is needed"
+                "repetition_detection",
+                p.repetition_detection,
+                "1 <= min_pattern_size <= max_pattern_size is needed",
             )
         if count < 2:
             raise bad("repetition_detection", p.repetition_detection, "min_count must be 2 or more")
@@ -185,12 +219,20 @@ def repetition(p: SamplingParams) -> tuple[int, int, int] | None:
     if isinstance(value, Mapping):
         for name in value:
             if name not in names:
-                raise bad("repetition_detection", value, f"unknown key {name!r}; the keys are {', '.join(names)}")
+                raise bad(
+                    "repetition_detection",
+                    value,
+                    f"unknown key {name!r}; the keys are {', '.join(names)}",
+                )
         numbers = [value.get(name, 0) for name in names]
     elif all(hasattr(value, name) for name in names):
         numbers = [getattr(value, name) for name in names]
     else:
-        raise bad("repetition_detection", value, "RepetitionDetectionParams or a dict of its fields is needed")
+        raise bad(
+            "repetition_detection",
+            value,
+            "RepetitionDetectionParams or a dict of its fields is needed",
+        )
     high, low, count = (as_int("repetition_detection", number) for number in numbers)
     return None if high == 0 else (low or 1, high, count)
 
@@ -201,7 +243,9 @@ def _check_logprobs(p: SamplingParams) -> None:
         if value is None or value is True or value is False:
             continue
         if as_int(name, value) < -1:
-            raise bad(name, value, "it must be 0 or more, -1 for the whole vocabulary, None for none")
+            raise bad(
+                name, value, "it must be 0 or more, -1 for the whole vocabulary, None for none"
+            )
     if p.logprobs_mode is not None:
         _choice("logprobs_mode", p.logprobs_mode, tuple(LOGPROB_MODES))
     if p.logprob_token_ids is not None:
@@ -211,16 +255,33 @@ def _check_logprobs(p: SamplingParams) -> None:
     if p.prompt_logprob_start is not None:
         _int_in(p, "prompt_logprob_start", 0, 2**31 - 1, "it must be 0 or more")
         if logprob_count(p.prompt_logprobs) is None and p.prompt_logprob_token_ids is None:
-            raise bad("prompt_logprob_start", p.prompt_logprob_start, "it has no effect without prompt_logprobs")
+            raise bad(
+                "prompt_logprob_start",
+                p.prompt_logprob_start,
+                "it has no effect without prompt_logprobs",
+            )
 
 
 def _check_rest(p: SamplingParams) -> None:
-    _bools(p, "ignore_eos", "include_stop_str_in_output", "return_sampling_logprob", "flat_logprobs", "detokenize",
-           "skip_special_tokens", "spaces_between_special_tokens", "return_routed_experts")  # fmt: skip
+    _bools(
+        p,
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "return_sampling_logprob",
+        "flat_logprobs",
+        "detokenize",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "return_routed_experts",
+    )
     if p.truncate_prompt_tokens is not None:
         k = as_int("truncate_prompt_tokens", p.truncate_prompt_tokens)
         if k != -1 and k < 1:
-            raise bad("truncate_prompt_tokens", k, "it must be 1 or more, or -1 for what leaves room for max_tokens")
+            raise bad(
+                "truncate_prompt_tokens",
+                k,
+                "it must be 1 or more, or -1 for what leaves room for max_tokens",
+            )
     _choice("truncation_side", p.truncation_side, TRUNCATION_SIDES)
     if p.stream_interval is not None:
         _int_in(p, "stream_interval", 1, 2**31 - 1, "it must be 1 or more")
@@ -244,10 +305,16 @@ def _check_structured(p: SamplingParams) -> None:
     elif dataclasses.is_dataclass(value):
         given = [name for name in names if getattr(value, name, None) is not None]
     else:
-        raise bad("structured_outputs", value, "StructuredOutputsParams or a dict of its fields is needed")
+        raise bad(
+            "structured_outputs", value, "StructuredOutputsParams or a dict of its fields is needed"
+        )
     if len(given) != 1:
         found = ", ".join(given) or "none"
-        raise bad("structured_outputs", value, f"exactly one of {', '.join(names)} is needed, found {found}")
+        raise bad(
+            "structured_outputs",
+            value,
+            f"exactly one of {', '.join(names)} is needed, found {found}",
+        )
 
 
 def logprob_count(value: Any) -> int | None:
@@ -259,8 +326,13 @@ def logprob_count(value: Any) -> int | None:
 
 def check_against_engine(p: SamplingParams, n_vocab: int, max_logprobs: int) -> None:
     """What only an engine knows: the vocabulary and the limits it was opened with."""
-    for name in ("allowed_token_ids", "stop_token_ids", "logprob_token_ids", "prompt_logprob_token_ids",
-                 "trace_decode_token_ids"):  # fmt: skip
+    for name in (
+        "allowed_token_ids",
+        "stop_token_ids",
+        "logprob_token_ids",
+        "prompt_logprob_token_ids",
+        "trace_decode_token_ids",
+    ):
         ids = getattr(p, name)
         if ids is not None and len(ids) and max(ids) >= n_vocab:
             raise bad(name, max(ids), f"token ids lie in 0 .. {n_vocab - 1}")
@@ -271,13 +343,22 @@ def check_against_engine(p: SamplingParams, n_vocab: int, max_logprobs: int) -> 
         if k is None or max_logprobs < 0:
             continue
         if k == -1 or k > max_logprobs:
-            raise bad(name, getattr(p, name), f"this engine was opened with max_logprobs={max_logprobs}: "
-                      "open it with a larger max_logprobs (-1: no limit)")  # fmt: skip
+            raise bad(
+                name,
+                getattr(p, name),
+                f"this engine was opened with max_logprobs={max_logprobs}: "
+                "open it with a larger max_logprobs (-1: no limit)",
+            )
     if p.structured_outputs is not None:
         raise GrammarError(
-            "structured_outputs: constrained decoding is not part of this version; leave it out and check the text",
+            "structured_outputs: constrained decoding is not part of this version; leave it out "
+            "and check the text",
             param="structured_outputs",
             value=p.structured_outputs,
         )
     if p.return_routed_experts:
-        raise bad("return_routed_experts", True, "not part of this version; LLM.trace(ids).experts has them")
+        raise bad(
+            "return_routed_experts",
+            True,
+            "not part of this version; LLM.trace(ids).experts has them",
+        )

@@ -1,7 +1,8 @@
 """The progress bar of a call.
 
-One bar per call, at most ten updates a second. Hidden for a single prompt, when the caller says so, and where nobody
-looks (neither terminal nor notebook): then a line goes to the log every 30 seconds.
+One bar per call, at most ten updates a second. Hidden for a single prompt, when the caller says so,
+and where nobody looks (neither terminal nor notebook): then a line goes to the log every 30
+seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOG_S = 30.0
 
 
 def _in_notebook() -> bool:
-    """A kernel that can show widgets; IPython is looked at only when the program already loaded it."""
+    """A kernel that can show widgets; IPython is only asked when the program already loaded it."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return shell is not None and hasattr(shell, "kernel")
@@ -36,7 +37,9 @@ def _someone_looks() -> bool:
 class Progress:
     """`use_tqdm`: True, False, or a callable that takes the place of the bar class."""
 
-    def __init__(self, total: int, use_tqdm: bool | Callable[..., Any], what: str = "Prompts") -> None:
+    def __init__(
+        self, total: int, use_tqdm: bool | Callable[..., Any], what: str = "Prompts"
+    ) -> None:
         self._started = self._shown = self._logged = time.monotonic()
         self._total = total
         self._what = what
@@ -54,7 +57,9 @@ class Progress:
 
     def _open(self) -> None:
         assert self._make is not None
-        self._bar = self._make(total=self._total, desc=self._what, dynamic_ncols=True, unit="prompt")
+        self._bar = self._make(
+            total=self._total, desc=self._what, dynamic_ncols=True, unit="prompt"
+        )
 
     def finished(self, prompt_tokens: int, output_tokens: int) -> None:
         """One prompt is done."""
@@ -71,7 +76,13 @@ class Progress:
                 self._open()  # a single prompt that takes its time
             elif now - self._logged >= LOG_S:
                 self._logged = now
-                logger.info("%s: %d of %d done, %s", self._what, self._done, self._total, self._rates(now, stats()))
+                logger.info(
+                    "%s: %d of %d done, %s",
+                    self._what,
+                    self._done,
+                    self._total,
+                    self._rates(now, stats()),
+                )
             return
         if now - self._shown >= UPDATE_S:
             self._shown = now
@@ -81,8 +92,10 @@ class Progress:
         seconds = max(1e-9, now - self._started)
         hits = stats["n_cached_token"] / stats["n_prompt_token"] if stats["n_prompt_token"] else 0.0
         return (
-            f"in {self._prompt_tokens / seconds:.0f} tok/s, out {self._output_tokens / seconds:.0f} tok/s, "
-            f"running {stats['n_running']:.0f}, queued {stats['n_waiting']:.0f}, cache hits {100 * hits:.0f} %"
+            f"in {self._prompt_tokens / seconds:.0f} tok/s, out "
+            f"{self._output_tokens / seconds:.0f} tok/s, "
+            f"running {stats['n_running']:.0f}, queued {stats['n_waiting']:.0f}, cache hits "
+            f"{100 * hits:.0f} %"
         )
 
     def _show(self, now: float, stats: dict[str, float]) -> None:

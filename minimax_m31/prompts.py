@@ -1,8 +1,9 @@
 """Prompts as callers give them -> token ids.
 
-A prompt is a string, a list of ids, a one-dimensional integer array, or a dict (TextPrompt, TokensPrompt); a call
-takes one of those or a sequence of them. Kinds are checked for a whole call before any work; contents when a prompt's
-turn comes, so that a million prompts are never all encoded at once.
+A prompt is a string, a list of ids, a one-dimensional integer array, or a dict (TextPrompt,
+TokensPrompt); a call takes one of those or a sequence of them. Kinds are checked for a whole call
+before any work; contents when a prompt's turn comes, so that a million prompts are never all
+encoded at once.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Prompt(NamedTuple):
 
 
 def _is_ids(value: Any) -> bool:
-    """A list or tuple that starts with an integer, or an array of integers: one tokenized prompt."""
+    """A list or tuple that starts with an integer,
+    or an array of integers: one tokenized prompt."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.dtype.kind in "iu"
     if not isinstance(value, (list, tuple)) or not value:
@@ -70,16 +72,20 @@ def split_call(prompts: Any) -> tuple[Sequence[Any], bool]:
         if prompts.ndim == 1 and prompts.dtype == object:
             return list(prompts), False
         raise InvalidRequestError(
-            f"prompts is an array of {prompts.dtype} with {prompts.ndim} dimensions: a prompt is a one-dimensional "
+            f"prompts is an array of {prompts.dtype} with {prompts.ndim} dimensions: a prompt is a "
+            "one-dimensional "
             "array of integers; several prompts are a list of them",
             param="prompts",
             value=prompts,
         )
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
-        if hasattr(prompts, "__iter__") and not isinstance(prompts, (bytes, bytearray, set, frozenset)):
+        if hasattr(prompts, "__iter__") and not isinstance(
+            prompts, (bytes, bytearray, set, frozenset)
+        ):
             return list(prompts), False
         raise InvalidRequestError(
-            f"prompts must be a string, a list of token ids, a dict, or a sequence of those, not {type(prompts).__name__}",
+            f"prompts must be a string, a list of token ids, a dict, or a sequence of those, not "
+            f"{type(prompts).__name__}",
             param="prompts",
             value=prompts,
         )
@@ -95,10 +101,14 @@ def check_kind(value: Any, index: int) -> None:
         return
     if isinstance(value, (list, tuple, np.ndarray)) and len(value) == 0:
         raise InvalidRequestError(
-            f"prompts[{index}] is empty: at least one token is needed", param="prompt", value=value, index=index
+            f"prompts[{index}] is empty: at least one token is needed",
+            param="prompt",
+            value=value,
+            index=index,
         )
     raise InvalidRequestError(
-        f"prompts[{index}] must be a string, a list or 1-D array of integer token ids, or a dict with 'prompt' or "
+        f"prompts[{index}] must be a string, a list or 1-D array of integer token ids, or a dict "
+        "with 'prompt' or "
         f"'prompt_token_ids', not {_describe(value)}",
         param="prompt",
         value=value,
@@ -120,26 +130,34 @@ def _check_dict(value: Mapping[Any, Any], index: int) -> None:
             near = nearest(str(key), _KEYS)
             hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(_KEYS)}"
             raise InvalidRequestError(
-                f"prompts[{index}] has an unknown key {key!r}{hint}", param=str(key), value=value, index=index
+                f"prompts[{index}] has an unknown key {key!r}{hint}",
+                param=str(key),
+                value=value,
+                index=index,
             )
     if value.get("multi_modal_data"):
         raise NotImplementedError("multi_modal_data: images and video are not part of this version")
     ids, text = value.get("prompt_token_ids"), value.get("prompt")
     if ids is None and text is None:
         raise InvalidRequestError(
-            f"prompts[{index}] has neither 'prompt' nor 'prompt_token_ids'", param="prompt", value=value, index=index
+            f"prompts[{index}] has neither 'prompt' nor 'prompt_token_ids'",
+            param="prompt",
+            value=value,
+            index=index,
         )
     if ids is not None:
         if isinstance(ids, str) or not hasattr(ids, "__len__"):
             raise InvalidRequestError(
-                f"prompts[{index}]['prompt_token_ids'] must be a list of integers, not {type(ids).__name__}",
+                f"prompts[{index}]['prompt_token_ids'] must be a list of integers, not "
+                f"{type(ids).__name__}",
                 param="prompt_token_ids",
                 value=ids,
                 index=index,
             )
     elif not isinstance(text, str):
         raise InvalidRequestError(
-            f"prompts[{index}]['prompt'] must be a string, not {type(text).__name__}: ids go into 'prompt_token_ids'",
+            f"prompts[{index}]['prompt'] must be a string, not {type(text).__name__}: ids go into "
+            "'prompt_token_ids'",
             param="prompt",
             value=text,
             index=index,
@@ -147,7 +165,10 @@ def _check_dict(value: Mapping[Any, Any], index: int) -> None:
     salt = value.get("cache_salt")
     if salt is not None and not isinstance(salt, str):
         raise InvalidRequestError(
-            f"prompts[{index}]['cache_salt'] must be a string", param="cache_salt", value=salt, index=index
+            f"prompts[{index}]['cache_salt'] must be a string",
+            param="cache_salt",
+            value=salt,
+            index=index,
         )
 
 
@@ -164,7 +185,9 @@ def to_ids(value: Any, index: int, n_vocab: int, param: str = "prompt_token_ids"
     """Token ids as int32, each checked against the vocabulary."""
 
     def fail(text: str, what: Any) -> InvalidRequestError:
-        return InvalidRequestError(f"{param} of prompt {index}: {text}", param=param, value=what, index=index)
+        return InvalidRequestError(
+            f"{param} of prompt {index}: {text}", param=param, value=what, index=index
+        )
 
     if isinstance(value, np.ndarray):
         array = value
@@ -185,7 +208,10 @@ def to_ids(value: Any, index: int, n_vocab: int, param: str = "prompt_token_ids"
                 raise fail(f"{item!r} is not a token id", item)
         if array.dtype == object:
             raise fail(f"token ids lie in 0 .. {n_vocab - 1}", value)
-        raise fail(f"a flat list of integers is needed, not {array.ndim} dimensions of {array.dtype}", value)
+        raise fail(
+            f"a flat list of integers is needed, not {array.ndim} dimensions of {array.dtype}",
+            value,
+        )
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= n_vocab:
         wrong = low if low < 0 else high
@@ -201,10 +227,13 @@ def salt_number(salt: str | None) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-def need_tokenizer(tokenizer: Tokenizer | None, what: str, param: str, index: int | None = None) -> Tokenizer:
+def need_tokenizer(
+    tokenizer: Tokenizer | None, what: str, param: str, index: int | None = None
+) -> Tokenizer:
     if tokenizer is None:
         raise InvalidRequestError(
-            f"{what} needs a tokenizer, and this engine has none (no tokenizer.json beside the checkpoint, or "
+            f"{what} needs a tokenizer, and this engine has none (no tokenizer.json beside the "
+            "checkpoint, or "
             "skip_tokenizer_init=True): give token ids, or LLM(tokenizer=folder)",
             param=param,
             index=index,
@@ -221,4 +250,6 @@ def truncate(ids: IdArray, keep: int, side: str) -> IdArray:
     if side == "right":
         return ids[:keep]
     head = (keep + 1) // 2
-    return np.concatenate([ids[:head], ids[len(ids) - (keep - head) :]]) if keep > head else ids[:head]
+    return (
+        np.concatenate([ids[:head], ids[len(ids) - (keep - head) :]]) if keep > head else ids[:head]
+    )

@@ -11,7 +11,14 @@ from . import errors
 from .core_params import Plan
 from .errors import InvalidRequestError
 from .logprobs import FlatLogprobs, LogprobRows, flatten
-from .outputs import CompletionOutput, LogprobList, RequestError, RequestMetrics, RequestOutput, SpecMetrics
+from .outputs import (
+    CompletionOutput,
+    LogprobList,
+    RequestError,
+    RequestMetrics,
+    RequestOutput,
+    SpecMetrics,
+)
 from .text import Cut, TextTable, last_token_cut, view
 
 # Class of each status name that a request can end with.
@@ -49,7 +56,9 @@ def error_record(error: Exception) -> RequestError:
 def unstarted_output(
     error: Exception | None, *, request_id: str, index: int, prompt: str | None, ids: list[int]
 ) -> RequestOutput:
-    """The output of a prompt that never ran: refused with an error, or left when time was up (None)."""
+    """The output of a prompt that never ran: refused with an error, or left when time was up
+    (None).
+    """
     now = time.monotonic()
     return RequestOutput(
         request_id=request_id,
@@ -58,7 +67,9 @@ def unstarted_output(
         prompt_token_ids=ids,
         outputs=[CompletionOutput(finish_reason="abort" if error is None else "error")],
         finished=True,
-        metrics=RequestMetrics(arrival_time=now, queued_ts=now, finished_ts=now, num_prompt_tokens=len(ids)),
+        metrics=RequestMetrics(
+            arrival_time=now, queued_ts=now, finished_ts=now, num_prompt_tokens=len(ids)
+        ),
         error=None if error is None else error_record(error),
     )
 
@@ -68,8 +79,9 @@ def stop_reason(core: dict[str, Any], plan: Plan) -> int | str | None:
     if kind == "token":
         return int(core["stop_index"])
     if kind == "string":
-        return plan.stop_texts[core["stop_index"]]
-    return {"repetition": "repetition", "max_tokens": "max_tokens", "model_len": "max_model_len"}.get(kind)
+        return plan.stop_texts[int(core["stop_index"])]
+    named = {"repetition": "repetition", "max_tokens": "max_tokens", "model_len": "max_model_len"}
+    return named.get(str(kind))
 
 
 def text_cut(core: dict[str, Any], table: TextTable, tokens: list[int]) -> Cut | None:
@@ -99,15 +111,29 @@ def prompt_rows(core: dict[str, Any], plan: Plan, table: TextTable | None) -> Lo
         flat = FlatLogprobs(empty, empty, none32, np.zeros(0, dtype=np.float32), none32, table)
         missing = core["n_prompt"]
     else:
-        flat = flatten(core["prompt_id"], core["prompt_logprob"], core["prompt_rank"], plan.prompt_top,
-                       none_rows=missing, table=table)  # fmt: skip
+        flat = flatten(
+            core["prompt_id"],
+            core["prompt_logprob"],
+            core["prompt_rank"],
+            plan.prompt_top,
+            none_rows=missing,
+            table=table,
+        )
     return flat if plan.params.flat_logprobs else LogprobRows(flat, missing)
 
 
 def completion(
-    core: dict[str, Any], plan: Plan, table: TextTable | None, *, index: int, seed: int, raw_text: bool = False
+    core: dict[str, Any],
+    plan: Plan,
+    table: TextTable | None,
+    *,
+    index: int,
+    seed: int,
+    raw_text: bool = False,
 ) -> CompletionOutput:
-    """One sample. `raw_text`: special tokens are kept whatever the parameters say (chat: `text` keeps everything)."""
+    """One sample. `raw_text`: special tokens are kept whatever the parameters say (chat: `text`
+    keeps everything).
+    """
     p = plan.params
     tokens: list[int] = core["token"].tolist()
     finish = None if core["finish"] == "none" else core["finish"]
@@ -117,7 +143,13 @@ def completion(
     include = p.include_stop_str_in_output
     if table is not None:
         cut = text_cut(core, table, tokens)
-        shown = view(table, tokens, cut, skip_special=p.skip_special_tokens and not raw_text, include_stop=include)
+        shown = view(
+            table,
+            tokens,
+            cut,
+            skip_special=p.skip_special_tokens and not raw_text,
+            include_stop=include,
+        )
         out.num_text_tokens = shown.num_text_tokens
         if p.detokenize:
             out.text = shown.text

@@ -1,4 +1,6 @@
-"""Results that are not generated text: scores of given tokens, traces of a forward pass, engine statistics."""
+"""Results that are not generated text: scores of given tokens, traces of a forward pass, engine
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class TokenScores:
     @property
     def is_greedy(self) -> npt.NDArray[np.bool_]:
         """True where the token is the most likely one, ties by lowest id."""
-        return self.ranks == 1
+        greedy: npt.NDArray[np.bool_] = self.ranks == 1
+        return greedy
 
     @property
     def sum(self) -> float:
@@ -63,18 +66,20 @@ class TokenScores:
 
     def __repr__(self) -> str:
         greedy = int(self.is_greedy.sum())
-        return f"TokenScores({len(self)} tokens from position {self.start}, sum={self.sum:.4f}, {greedy} greedy)"
+        where = f"{len(self)} tokens from position {self.start}"
+        return f"TokenScores({where}, sum={self.sum:.4f}, {greedy} greedy)"
 
 
 @dataclasses.dataclass(repr=False, eq=False)
 class Trace:
-    """What a forward pass over `token_ids` computed, at all positions. Lists have one entry per layer.
+    """What a forward pass over `token_ids` computed, at all positions. Lists have one entry per
+    layer.
 
-    hidden[i]         float32 [L, hidden]   residual stream after layer i (the last one before the final norm)
-    blocks[i]         int16 [index heads, L, k]   chosen blocks, ascending, -1 where fewer are visible; None: dense
-    experts[i]        int16 [L, experts per token]   ascending; None: no router in this layer
-    expert_weights[i] float32, as experts   renormalised, before the routed scale
-    logits            float32 [L, vocabulary]
+    hidden[i]         float32 [L, hidden]   residual stream after layer i (the last one before the
+    final norm) blocks[i]         int16 [index heads, L, k]   chosen blocks, ascending, -1 where
+    fewer are visible; None: dense experts[i]        int16 [L, experts per token]   ascending; None:
+    no router in this layer expert_weights[i] float32, as experts   renormalised, before the routed
+    scale logits            float32 [L, vocabulary]
     """
 
     token_ids: IntArray
@@ -85,7 +90,11 @@ class Trace:
     logits: FloatArray | None = None
 
     def __repr__(self) -> str:
-        names = [name for name in ("hidden", "blocks", "experts", "expert_weights", "logits") if getattr(self, name) is not None]
+        names = [
+            name
+            for name in ("hidden", "blocks", "experts", "expert_weights", "logits")
+            if getattr(self, name) is not None
+        ]
         return f"Trace({len(self.token_ids)} tokens: {', '.join(names)})"
 
 
@@ -114,6 +123,32 @@ class EngineStats:
     num_attention_blocks_held: int
     weight_version: int
 
+    @classmethod
+    def of(cls, core: dict[str, float], prompt_rate: float, output_rate: float) -> EngineStats:
+        """From the core's counters, by its names."""
+        return cls(
+            num_waiting=int(core["n_waiting"]),
+            num_running=int(core["n_running"]),
+            num_finished=int(core["n_finished"]),
+            num_aborted=int(core["n_aborted"]),
+            num_failed=int(core["n_failed"]),
+            num_preemptions=int(core["n_preempted"]),
+            num_prompt_tokens=int(core["n_prompt_token"]),
+            num_cached_tokens=int(core["n_cached_token"]),
+            num_generation_tokens=int(core["n_output_token"]),
+            prompt_tokens_per_s=prompt_rate,
+            generation_tokens_per_s=output_rate,
+            num_steps=int(core["n_step"]),
+            step_time_total=core["t_step_total"],
+            step_time_last=core["t_step_last"],
+            num_blocks=int(core["n_page"]),
+            num_blocks_free=int(core["n_page_free"]),
+            num_blocks_cached=int(core["n_page_cached"]),
+            num_attention_blocks_read=int(core["n_block_read"]),
+            num_attention_blocks_held=int(core["n_block_held"]),
+            weight_version=int(core["weight_version"]),
+        )
+
     @property
     def prefix_hit_rate(self) -> float:
         """Share of prompt tokens that came from the prefix cache."""
@@ -138,7 +173,9 @@ class EngineStats:
 
 @dataclasses.dataclass
 class MemoryReport:
-    """What the engine holds, by purpose. Kinds: "mapped" (the checkpoint's own pages), "host", "device"."""
+    """What the engine holds, by purpose. Kinds: "mapped" (the checkpoint's own pages), "host",
+    "device".
+    """
 
     lines: list[tuple[str, str, int]]  # what, kind, bytes
 
@@ -147,7 +184,10 @@ class MemoryReport:
 
     def __str__(self) -> str:
         rows = [(what, kind, format_bytes(size)) for what, kind, size in self.lines]
-        rows += [(f"total {kind}", kind, format_bytes(self.total(kind))) for kind in sorted({k for _, k, _ in self.lines})]
+        rows += [
+            (f"total {kind}", kind, format_bytes(self.total(kind)))
+            for kind in sorted({k for _, k, _ in self.lines})
+        ]
         width = max((len(what) for what, _, _ in rows), default=0)
         return "\n".join(f"{what:<{width}}  {kind:<6}  {size:>10}" for what, kind, size in rows)
 

@@ -35,7 +35,9 @@ class _ScoreCall(BaseCall[TokenScores]):
         core = job.samples[0]
         ids = job.ids.tolist()
         if core is None or core["prompt_logprob"] is None:
-            return TokenScores(ids, len(ids), np.zeros(0, dtype=np.float32), _NONE32, index=job.index)
+            return TokenScores(
+                ids, len(ids), np.zeros(0, dtype=np.float32), _NONE32, index=job.index
+            )
         values, tokens = core["prompt_logprob"], core["prompt_id"]
         out = TokenScores(
             prompt_token_ids=ids,
@@ -71,24 +73,36 @@ def score_tokens(
         check_kind(item, i)
     if as_int("start", start) < 1:
         raise InvalidRequestError(
-            f"start={start}: position 0 has no predecessor, so 1 is the first", param="start", value=start
+            f"start={start}: position 0 has no predecessor, so 1 is the first",
+            param="start",
+            value=start,
         )
     if as_int("top_k", top_k) < -1:
-        raise InvalidRequestError(f"top_k={top_k}: it must be 0 or more, -1 for all", param="top_k", value=top_k)
+        raise InvalidRequestError(
+            f"top_k={top_k}: it must be 0 or more, -1 for all", param="top_k", value=top_k
+        )
     if not 0 < as_float("temperature", temperature) < float("inf"):
         raise InvalidRequestError(
-            f"temperature={temperature}: it must be finite and above 0", param="temperature", value=temperature
+            f"temperature={temperature}: it must be finite and above 0",
+            param="temperature",
+            value=temperature,
         )
     wanted = None if token_ids is None else list(dict.fromkeys(id_list("token_ids", token_ids)))
     params = SamplingParams(
-        max_tokens=0, prompt_logprobs=top_k, prompt_logprob_start=start, prompt_logprob_token_ids=wanted,
+        max_tokens=0,
+        prompt_logprobs=top_k,
+        prompt_logprob_start=start,
+        prompt_logprob_token_ids=wanted,
         detokenize=False,
-    )  # fmt: skip
+    )
     plan = make_plan(params, llm._facts, llm._tokenizer)
     progress = Progress(len(items), use_tqdm, "Scoring")
     try:
         if temperature != 1.0:
-            return [_tempered(llm, item, i, start, plan, wanted, temperature) for i, item in enumerate(items)]
+            return [
+                _tempered(llm, item, i, start, plan, wanted, temperature)
+                for i, item in enumerate(items)
+            ]
 
         def source(index: int) -> tuple[Prompt, Plan, str | None]:
             return read_prompt(items[index], index), plan, None
@@ -102,9 +116,17 @@ def score_tokens(
 
 
 def _tempered(
-    llm: LLM, item: Any, index: int, start: int, plan: Plan, wanted: list[int] | None, temperature: float
+    llm: LLM,
+    item: Any,
+    index: int,
+    start: int,
+    plan: Plan,
+    wanted: list[int] | None,
+    temperature: float,
 ) -> TokenScores:
-    """log_softmax(logits / T): the core scores prompts at temperature 1, so this goes through the logits."""
+    """log_softmax(logits / T): the core scores prompts at temperature 1, so this goes through the
+    logits.
+    """
     ids = prompt_ids(llm, item, index)
     trace = run_trace(llm, ids, parts=("logits",))
     assert trace.logits is not None
@@ -112,17 +134,29 @@ def _tempered(
     own = ids[start:]
     rows = np.arange(len(own))
     shift = logits.max(axis=1, keepdims=True) if len(own) else np.zeros((0, 1), dtype=np.float32)
-    norm = shift[:, 0] + np.log(np.exp(logits - shift).sum(axis=1, dtype=np.float64)).astype(np.float32)
+    norm = shift[:, 0] + np.log(np.exp(logits - shift).sum(axis=1, dtype=np.float64)).astype(
+        np.float32
+    )
     values = logits[rows, own]
     better = (logits > values[:, None]).sum(axis=1)
-    ties = np.asarray([(row[:token] == row[token]).sum() for row, token in zip(logits, own, strict=True)], dtype=np.int64)
-    out = TokenScores(ids.tolist(), min(start, len(ids)), (values - norm).astype(np.float32),
-                      (better + ties + 1).astype(np.int32), index=index)  # fmt: skip
+    ties = np.asarray(
+        [(row[:token] == row[token]).sum() for row, token in zip(logits, own, strict=True)],
+        dtype=np.int64,
+    )
+    out = TokenScores(
+        ids.tolist(),
+        min(start, len(ids)),
+        (values - norm).astype(np.float32),
+        (better + ties + 1).astype(np.int32),
+        index=index,
+    )
     k = plan.prompt_top or 0
     if k:
         order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
         out.top_ids = order.astype(np.int32)
-        out.top_logprobs = (np.take_along_axis(logits, order, axis=1) - norm[:, None]).astype(np.float32)
+        out.top_logprobs = (np.take_along_axis(logits, order, axis=1) - norm[:, None]).astype(
+            np.float32
+        )
     if wanted is not None:
         out.token_ids = np.asarray(wanted, dtype=np.int32)
         out.token_id_logprobs = (logits[:, wanted] - norm[:, None]).astype(np.float32)
@@ -140,12 +174,17 @@ def prompt_ids(llm: LLM, prompt: Any, index: int = 0) -> IdArray:
     return to_ids(tokenizer.encode(read.text), index, llm._facts.n_vocab)
 
 
-def _forced(value: Any, name: str, layers: int, shapes: list[tuple[int, ...] | None]) -> list[Any] | None:
-    """The caller's choices as contiguous int16 arrays, one per layer, None where the model chooses."""
+def _forced(
+    value: Any, name: str, layers: int, shapes: list[tuple[int, ...] | None]
+) -> list[Any] | None:
+    """The caller's choices as contiguous int16 arrays, one per layer,
+    None where the model chooses."""
     if value is None:
         return None
     if isinstance(value, np.ndarray) or not isinstance(value, Sequence) or len(value) != layers:
-        raise InvalidRequestError(f"{name} must be a list with one entry per layer ({layers})", param=name)
+        raise InvalidRequestError(
+            f"{name} must be a list with one entry per layer ({layers})", param=name
+        )
     out: list[Any] = []
     for i, item in enumerate(value):
         if item is None:
@@ -153,22 +192,33 @@ def _forced(value: Any, name: str, layers: int, shapes: list[tuple[int, ...] | N
             continue
         shape = shapes[i]
         if shape is None:
-            raise InvalidRequestError(f"{name}[{i}]: layer {i} chooses nothing, so it must be None", param=name, index=i)
+            raise InvalidRequestError(
+                f"{name}[{i}]: layer {i} chooses nothing, so it must be None", param=name, index=i
+            )
         array = np.ascontiguousarray(item, dtype=np.int16)
         if array.shape != shape:
-            raise InvalidRequestError(f"{name}[{i}] has shape {array.shape}, expected {shape}", param=name, index=i)
+            raise InvalidRequestError(
+                f"{name}[{i}] has shape {array.shape}, expected {shape}", param=name, index=i
+            )
         out.append(array)
     return out
 
 
 def run_trace(
-    llm: LLM, ids: IdArray, *, parts: Sequence[str], force_blocks: Any = None, force_experts: Any = None
+    llm: LLM,
+    ids: IdArray,
+    *,
+    parts: Sequence[str],
+    force_blocks: Any = None,
+    force_experts: Any = None,
 ) -> Trace:
     """One forward pass over `ids` whose rows are written into new arrays. No prefix cache."""
     for part in parts:
         if part not in PARTS:
             raise InvalidRequestError(
-                f"what={part!r}: the parts are {', '.join(map(repr, PARTS))}", param="what", value=part
+                f"what={part!r}: the parts are {', '.join(map(repr, PARTS))}",
+                param="what",
+                value=part,
             )
     config, engine, length = llm._config, llm._engine(), len(ids)
     layers = range(config["n_layer"])
@@ -192,14 +242,26 @@ def run_trace(
     if "logits" in parts:
         trace.logits = np.empty((length, config["n_vocab"]), dtype=np.float32)
     n = config["n_layer"]
-    blocks = _forced(force_blocks, "force_blocks", n, [block_shape if flag else None for flag in sparse])
-    experts = _forced(force_experts, "force_experts", n, [expert_shape if flag else None for flag in moe])
+    blocks = _forced(
+        force_blocks, "force_blocks", n, [block_shape if flag else None for flag in sparse]
+    )
+    experts = _forced(
+        force_experts, "force_experts", n, [expert_shape if flag else None for flag in moe]
+    )
     waiter = engine.waiter()
     try:
         request = engine.submit_trace(
-            waiter, ids, logits=trace.logits, hidden=trace.hidden, blocks=trace.blocks, experts=trace.experts,
-            expert_weights=trace.expert_weights, force_blocks=blocks, force_experts=experts, blocks_width=width,
-        )  # fmt: skip
+            waiter,
+            ids,
+            logits=trace.logits,
+            hidden=trace.hidden,
+            blocks=trace.blocks,
+            experts=trace.experts,
+            expert_weights=trace.expert_weights,
+            force_blocks=blocks,
+            force_experts=experts,
+            blocks_width=width,
+        )
         try:
             while True:
                 if waiter.wait(0.5):

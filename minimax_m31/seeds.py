@@ -11,7 +11,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def derive_seed(seed: int, sample_index: int) -> int:
     """The seed that makes an `n=1` request equal to sample `sample_index` of an `n=K` request.
 
-    `derive_seed(s, 0) == s`; the others are one round of SplitMix64 away, so neighbouring seeds do not share streams.
+    `derive_seed(s, 0) == s`; the others are one round of SplitMix64 away, so neighbouring seeds do
+    not share streams.
     """
     if sample_index < 0:
         raise ValueError(f"sample_index={sample_index}: it must be 0 or more")
@@ -24,7 +25,8 @@ def derive_seed(seed: int, sample_index: int) -> int:
 
 
 def fresh_seed() -> int:
-    """64 bits from the operating system: two processes, or a fork, never share a stream by accident.
+    """64 bits from the operating system: two processes, or a fork, never share a stream by
+    accident.
 
     Below 2^63, so that the value can be stored as a signed integer and given back.
     """

@@ -1,8 +1,9 @@
 """Streams: outputs while a call runs.
 
-A stream is a call whose mailbox is woken every few tokens. Each piece of news becomes a RequestOutput that holds what
-is new (DELTA), everything so far (CUMULATIVE) or, for FINAL_ONLY, nothing until the end. Text appears as soon as it
-can no longer change: no half characters, no beginnings of stop strings. First and last pieces are never delayed.
+A stream is a call whose mailbox is woken every few tokens. Each piece of news becomes a
+RequestOutput that holds what is new (DELTA), everything so far (CUMULATIVE) or, for FINAL_ONLY,
+nothing until the end. Text appears as soon as it can no longer change: no half characters, no
+beginnings of stop strings. First and last pieces are never delayed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from .calls import Call, Job
 from .core_params import Plan
 from .outputs import CompletionOutput, RequestOutput
 from .params import RequestOutputKind
-from .results import completion, exception_of, logprob_rows, metrics, text_cut
-from .text import IncrementalText, TextTable
+from .results import completion, exception_of, logprob_rows, metrics, prompt_rows, text_cut
+from .seeds import derive_seed
+from .text import IncrementalText, TextTable, view
 
 
 class _Sample:
@@ -34,7 +36,13 @@ class _Sample:
                 include_stop=p.include_stop_str_in_output,
             )
 
-    def push(self, core: dict[str, Any], table: TextTable | None, tokens: list[int], all_tokens: list[int]) -> str:
+    def push(
+        self,
+        core: dict[str, Any],
+        table: TextTable | None,
+        tokens: list[int],
+        all_tokens: list[int],
+    ) -> str:
         if self.text is None:
             return ""
         if core["finish"] == "none":
@@ -97,19 +105,27 @@ class StreamCall(Call):
     def _decorate(self, job: Job, out: RequestOutput, piece: str) -> None:
         """Adds to an output before it is given away. `piece`: the text that is new."""
 
-    def _sample_output(self, job: Job, sample: int, core: dict[str, Any], text: str) -> RequestOutput:
+    def _sample_output(
+        self, job: Job, sample: int, core: dict[str, Any], text: str
+    ) -> RequestOutput:
         plan, table = job.plan, self.llm._table
-        one: CompletionOutput = completion(
-            {**core, "stop": core["stop"] if core["finish"] != "none" else "none"}, plan, None, index=sample, seed=job.seed
-        )
-        if plan.top is not None:
-            one.logprobs = logprob_rows(core, plan, table)
+        seed = derive_seed(job.seed, sample)
+        one: CompletionOutput = completion(core, plan, None, index=sample, seed=seed)
+        one.logprobs = logprob_rows(core, plan, table)
         one.text = text
+        ended = one.finish_reason is not None
+        done = job.samples[sample]
+        if ended and done is not None and table is not None:
+            tokens = done["token"].tolist()
+            cut, include = text_cut(done, table, tokens), plan.params.include_stop_str_in_output
+            shown = view(table, tokens, cut, skip_special=False, include_stop=include)
+            one.num_text_tokens = shown.num_text_tokens  # of the whole sequence
         return RequestOutput(
             request_id=job.request_id,
             index=job.index,
             prompt=job.prompt,
             prompt_token_ids=job.ids.tolist(),
+            prompt_logprobs=prompt_rows(core, plan, table) if sample == 0 and ended else None,
             outputs=[one],
             finished=job.is_done,
             num_cached_tokens=core["n_cached"],

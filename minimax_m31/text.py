@@ -1,9 +1,9 @@
 """Text as a view of token ids.
 
-Every token stands for bytes; a text is the concatenation of them, decoded once, bytes that are no UTF-8 becoming
-U+FFFD. Stop strings are matched by the core on the bytes of all tokens, special ones included, so a cut is a byte
-position in that stream; which tokens are shown (`skip_special_tokens`) is decided afterwards. Nothing here ever
-changes the ids.
+Every token stands for bytes; a text is the concatenation of them, decoded once, bytes that are no
+UTF-8 becoming U+FFFD. Stop strings are matched by the core on the bytes of all tokens, special ones
+included, so a cut is a byte position in that stream; which tokens are shown (`skip_special_tokens`)
+is decided afterwards. Nothing here ever changes the ids.
 """
 
 from __future__ import annotations
@@ -45,16 +45,27 @@ class TextView(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where the shown text ends: before byte `begin` of the stream, or at `end` when the stop is included."""
+    """Where the shown text ends: before byte `begin` of the stream, or at `end` when the stop is
+    included.
+    """
 
     begin: int
     end: int
 
 
-def view(table: TextTable, tokens: Sequence[int], cut: Cut | None, *, skip_special: bool, include_stop: bool) -> TextView:
+def view(
+    table: TextTable,
+    tokens: Sequence[int],
+    cut: Cut | None,
+    *,
+    skip_special: bool,
+    include_stop: bool,
+) -> TextView:
     """The text of `tokens`, and how many of them lie wholly in it."""
     if cut is None:
-        return TextView(table.join(tokens, skip_special=skip_special).decode("utf-8", "replace"), len(tokens))
+        return TextView(
+            table.join(tokens, skip_special=skip_special).decode("utf-8", "replace"), len(tokens)
+        )
     limit = cut.end if include_stop else cut.begin
     parts: list[bytes] = []
     at = whole = 0
@@ -80,9 +91,9 @@ def last_token_cut(table: TextTable, tokens: Sequence[int]) -> Cut:
 class IncrementalText:
     """Text of a growing sequence of tokens, handed out as soon as it can no longer change.
 
-    Held back: the beginning of a character, the longest end that may become a stop string, and a token that may be
-    the one that ends the sequence. `push` returns what is new; `finish` takes the last tokens and the cut, and
-    returns the rest.
+    Held back: the beginning of a character, the longest end that may become a stop string, and a
+    token that may be the one that ends the sequence. `push` returns what is new; `finish` takes the
+    last tokens and the cut, and returns the rest.
     """
 
     def __init__(
@@ -103,7 +114,9 @@ class IncrementalText:
         self._tail = b""  # last bytes of the stream, as many as the longest stop string may need
         self._keep = max((len(stop) for stop in self._stops), default=1) - 1
         self._end = 0  # bytes of all tokens so far
-        self._held: list[tuple[int, bytes, bool]] = []  # (position, bytes, shown) not yet handed out
+        self._held: list[
+            tuple[int, bytes, bool]
+        ] = []  # (position, bytes, shown) not yet handed out
 
     def push(self, tokens: Iterable[int]) -> str:
         """More tokens of a sequence that goes on."""

@@ -41,10 +41,13 @@ SPLIT_PATTERN = (
 
 _PIECE = 1 << 14  # characters of a text handed to the library at once
 # A letter then a blank then a letter, or a newline then a letter: no alternative of the pattern
-# spans the place
-# between, and what stands behind it cannot change the match before it.
+# spans the place between, and what stands behind it cannot change the match before it.
 _BORDER = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\n)(?=[A-Za-z])")
 _BATCH = 256  # texts per call of the library
+_TENSOR_ARGS = frozenset(
+    ("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs")
+    + ("return_assistant_tokens_mask",)
+)
 
 
 class Tokenizer:
@@ -91,6 +94,7 @@ class Tokenizer:
             (token, m.start()) for token in self._added for m in _BORDER.finditer(token)
         ]
         self._bytes: list[bytes] | None = None
+        self._json_digest: str | None = None
 
     @classmethod
     def from_folder(cls, path: str | pathlib.Path, vocab_size: int | None = None) -> Tokenizer:
@@ -148,8 +152,7 @@ class Tokenizer:
             )
         return needed if vocab_size is None else vocab_size
 
-    # -- identity
-    # ------------------------------------------------------------------------------------------
+    # -- identity ------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -164,11 +167,13 @@ class Tokenizer:
         self.__init__(**state)  # type: ignore[misc]
 
     def _digest(self) -> bytes:
-        state = self.__getstate__()
-        del state["name_or_path"]
-        return hashlib.sha256(
-            json.dumps(state, sort_keys=True).encode("utf-8", "surrogatepass")
-        ).digest()
+        if self._json_digest is None:
+            self._json_digest = hashlib.sha256(
+                self._json.encode("utf-8", "surrogatepass")
+            ).hexdigest()
+        rest = [self._json_digest, self._config, self.chat_template, self._vocab_size]
+        text = json.dumps(rest, sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
     def __hash__(self) -> int:
         return int.from_bytes(self._digest()[:8], "little", signed=True)
@@ -181,8 +186,7 @@ class Tokenizer:
         what = f"vocab_size={self.vocab_size}, {template} chat template"
         return f"Tokenizer({self.name_or_path!r}, {what})"
 
-    # -- vocabulary
-    # ------------------------------------------------------------------------------------------
+    # -- vocabulary ----------------------------------------------------------------------------
 
     @property
     def vocab_size(self) -> int:
@@ -290,10 +294,9 @@ class Tokenizer:
             self._bytes = table
         return self._bytes
 
-    # -- text to ids
-    # ------------------------------------------------------------------------------------------
+    # -- text to ids ---------------------------------------------------------------------------
 
-    def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text as it is. Nothing is added whatever `add_special_tokens` says: prompts
         carry their marks.
         """
@@ -387,7 +390,7 @@ class Tokenizer:
         return out
 
     def __call__(
-        self, text: str | Sequence[str], add_special_tokens: bool = False, **_: Any
+        self, text: str | Sequence[str], add_special_tokens: bool = False
     ) -> dict[str, Any]:
         if isinstance(text, str):
             ids: Any = self.encode(text)
@@ -395,17 +398,16 @@ class Tokenizer:
         batch = self.batch_encode(list(text))
         return {"input_ids": batch, "attention_mask": [[1] * len(row) for row in batch]}
 
-    # -- ids to text
-    # ------------------------------------------------------------------------------------------
+    # -- ids to text ---------------------------------------------------------------------------
 
-    def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
+    def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         """Text of ids; bytes that are no UTF-8 become U+FFFD. Added tokens that are not special are
         always kept.
         """
         table = self.token_bytes()
         skip = self._special if skip_special_tokens else ()
         parts = []
-        for i in (ids,) if isinstance(ids, int) else ids:
+        for i in ids if isinstance(ids, Iterable) else (ids,):
             i = int(i)
             if not 0 <= i < len(table):
                 raise InvalidRequestError(
@@ -420,8 +422,7 @@ class Tokenizer:
     ) -> list[str]:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
-    # -- chat
-    # ------------------------------------------------------------------------------------------
+    # -- chat ----------------------------------------------------------------------------------
 
     def apply_chat_template(
         self,
@@ -442,8 +443,14 @@ class Tokenizer:
         """Render (and encode) one conversation or a list of them, as Hugging Face's method of this
         name does.
 
-        Keywords not named above are variables of the template.
+        Keywords not named above are variables of the template; those by which that method makes
+        tensors are refused.
         """
+        refused = sorted(set(template_kwargs) & _TENSOR_ARGS)
+        if refused:
+            raise TypeError(
+                f"apply_chat_template returns text or lists of ids: no {', '.join(refused)}"
+            )
         from .chat.render import render
 
         many = (

@@ -1,6 +1,7 @@
-/* engine_type.c: Engine, an open engine. Submit, read and release keep the GIL: they are short, and it makes reading
- * and releasing one request from two threads safe. Whatever can wait gives the GIL up and counts itself in n_use. */
-#include "mm_py.h"
+/* engine_type.c: Engine, an open engine. Submit, read and release keep the GIL: they are short, and
+ * it makes reading and releasing one request from two threads safe. Whatever can wait gives the GIL
+ * up and counts itself in n_use. */
+#include "csrc/py/mm_py.h"
 
 #include <time.h>
 #include <unistd.h>
@@ -12,7 +13,8 @@ mm_engine *mm_py_engine_get(mm_py_engine *self)
         return NULL;
     if (self->pid != 0 && self->pid != getpid()) {
         mm_py_raise_value(state, MM_E_FORKED, NULL, NULL,
-                          "the engine was opened in process %d, this is %d: open an engine of your own after a fork",
+                          "the engine was opened in process %d, this is %d: open an engine of your "
+                          "own after a fork",
                           (int)self->pid, (int)getpid());
         return NULL;
     }
@@ -30,14 +32,16 @@ typedef struct open_ctx {
     PyObject *progress; /* callable or NULL */
 } open_ctx;
 
-/* Runs in the opening thread, without the GIL: takes it, looks at signals, reports, gives it up again. */
+/* Runs in the opening thread, without the GIL: takes it, looks at signals, reports, gives it up
+ * again. */
 static int poll_open(void *ctx, int64_t bytes_done, int64_t bytes_total)
 {
     open_ctx *c = ctx;
     PyEval_RestoreThread(c->thread);
     int rc = PyErr_CheckSignals();
     if (rc == 0 && c->progress != NULL) {
-        PyObject *result = PyObject_CallFunction(c->progress, "LL", (long long)bytes_done, (long long)bytes_total);
+        PyObject *result =
+            PyObject_CallFunction(c->progress, "LL", (long long)bytes_done, (long long)bytes_total);
         rc = result != NULL ? 0 : -1;
         Py_XDECREF(result);
     }
@@ -47,13 +51,15 @@ static int poll_open(void *ctx, int64_t bytes_done, int64_t bytes_total)
 
 static int engine_init(PyObject *obj, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"config", "options", "files", "tensors", "eos_token_ids", "token_bytes", "progress", NULL};
+    static char *names[] = {"config",        "options",     "files",    "tensors",
+                            "eos_token_ids", "token_bytes", "progress", NULL};
     mm_py_engine *self = (mm_py_engine *)obj;
     mm_py_state *state = mm_py_state_of(Py_TYPE(obj));
     PyObject *empty = PyTuple_New(0);
     if (state == NULL || empty == NULL)
         return -1;
-    mm_py_open_args a = {.files = empty, .tensors = empty, .eos_token_ids = empty, .token_bytes = Py_None};
+    mm_py_open_args a = {
+        .files = empty, .tensors = empty, .eos_token_ids = empty, .token_bytes = Py_None};
     PyObject *progress = Py_None;
     mm_py_scratch scratch = {0};
     mm_config config;
@@ -62,8 +68,9 @@ static int engine_init(PyObject *obj, PyObject *args, PyObject *kwargs)
     mm_engine *e = NULL;
     mm_status st;
     int rc = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOO:Engine", names, &a.config, &a.options, &a.files,
-                                     &a.tensors, &a.eos_token_ids, &a.token_bytes, &progress))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOO:Engine", names, &a.config, &a.options,
+                                     &a.files, &a.tensors, &a.eos_token_ids, &a.token_bytes,
+                                     &progress))
         goto done;
     if (a.config == NULL || a.options == NULL) {
         PyErr_SetString(PyExc_TypeError, "Engine: config and options are needed");
@@ -99,7 +106,8 @@ done:
     return rc;
 }
 
-/* Waits until no thread is inside a call, then closes. Idempotent; a second caller returns at once. */
+/* Waits until no thread is inside a call, then closes. Idempotent; a second caller
+ * returns at once. */
 static void engine_close_now(mm_py_engine *self)
 {
     if (self->engine == NULL || self->closing)
@@ -110,15 +118,12 @@ static void engine_close_now(mm_py_engine *self)
     }
     self->closing = true;
     while (self->n_use > 0) {
-        Py_BEGIN_ALLOW_THREADS
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        Py_BEGIN_ALLOW_THREADS nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         Py_END_ALLOW_THREADS
     }
     mm_engine *e = self->engine;
-    Py_BEGIN_ALLOW_THREADS
-    mm_engine_close(e);
-    Py_END_ALLOW_THREADS
-    self->engine = NULL;
+    Py_BEGIN_ALLOW_THREADS mm_engine_close(e);
+    Py_END_ALLOW_THREADS self->engine = NULL;
     if (self->held != NULL)
         PyDict_Clear(self->held);
 }
@@ -148,8 +153,9 @@ static PyObject *engine_submit(PyObject *obj, PyObject *args, PyObject *kwargs)
     mm_py_engine *self = (mm_py_engine *)obj;
     mm_py_state *state = mm_py_state_of(Py_TYPE(obj));
     PyObject *waiter, *prompt, *params, *result = NULL;
-    if (state == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!:submit", names, state->waiter_type,
-                                                      &waiter, &prompt, &PyDict_Type, &params))
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!:submit", names, state->waiter_type,
+                                     &waiter, &prompt, &PyDict_Type, &params))
         return NULL;
     mm_engine *e = mm_py_engine_get(self);
     mm_waiter *w = e != NULL ? mm_py_waiter_get((mm_py_waiter *)waiter, self) : NULL;
@@ -159,12 +165,14 @@ static PyObject *engine_submit(PyObject *obj, PyObject *args, PyObject *kwargs)
     mm_request_params p;
     int64_t n = 0;
     uint64_t id = 0;
-    PyObject *ids = mm_py_scratch_keep(&scratch, mm_py_array_from(prompt, MM_PY_ARRAY_I32, 1, "prompt"));
+    PyObject *ids =
+        mm_py_scratch_keep(&scratch, mm_py_array_from(prompt, MM_PY_ARRAY_I32, 1, "prompt"));
     if (ids == NULL || mm_py_read_params(state, &scratch, params, &p) < 0)
         goto done;
     p.prompt = mm_py_array_data(ids, &n);
     if (n > INT32_MAX) {
-        mm_py_raise_value(state, MM_E_TOO_LONG, "prompt", NULL, "the prompt has %lld tokens", (long long)n);
+        mm_py_raise_value(state, MM_E_TOO_LONG, "prompt", NULL, "the prompt has %lld tokens",
+                          (long long)n);
         goto done;
     }
     p.n_prompt = (int32_t)n;
@@ -204,10 +212,12 @@ static PyObject *engine_release(PyObject *obj, PyObject *arg)
     mm_engine *e = mm_py_engine_get(self);
     if (e == NULL)
         return NULL;
-    /* Arrays of a trace that still runs stay alive until the engine is closed: a step may be writing them. */
+    /* Arrays of a trace that still runs stay alive until the engine is closed: a step may be
+     * writing them. */
     const int is_held = PyDict_Contains(self->held, arg);
     mm_output out;
-    const bool ended = is_held == 1 && mm_request_read(e, id, &out) == MM_OK && out.finish != MM_FINISH_NONE;
+    const bool ended =
+        is_held == 1 && mm_request_read(e, id, &out) == MM_OK && out.finish != MM_FINISH_NONE;
     mm_request_release(e, id);
     if (is_held < 0 || (ended && PyDict_DelItem(self->held, arg) < 0))
         return NULL;
@@ -244,10 +254,9 @@ static PyObject *engine_abort(PyObject *obj, PyObject *arg)
     int32_t n_alive = 0;
     mm_status st;
     self->n_use++;
-    Py_BEGIN_ALLOW_THREADS
-    st = id != NULL && n == 0 ? MM_OK : mm_engine_abort(e, id, (int32_t)n, &n_alive);
-    Py_END_ALLOW_THREADS
-    self->n_use--;
+    Py_BEGIN_ALLOW_THREADS st =
+        id != NULL && n == 0 ? MM_OK : mm_engine_abort(e, id, (int32_t)n, &n_alive);
+    Py_END_ALLOW_THREADS self->n_use--;
     PyMem_Free(id);
     return st == MM_OK ? PyLong_FromLong(n_alive) : mm_py_raise(state, st);
 }
@@ -260,7 +269,8 @@ static PyObject *engine_put_mask(PyObject *obj, PyObject *args, PyObject *kwargs
     unsigned long long id;
     int i_token;
     PyObject *words;
-    if (state == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "KiO:put_mask", names, &id, &i_token, &words))
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "KiO:put_mask", names, &id, &i_token, &words))
         return NULL;
     PyObject *array = mm_py_array_from(words, MM_PY_ARRAY_U32, 1, "words");
     mm_engine *e = array != NULL ? mm_py_engine_get(self) : NULL;
@@ -272,7 +282,8 @@ static PyObject *engine_put_mask(PyObject *obj, PyObject *args, PyObject *kwargs
     const uint32_t *word = mm_py_array_data(array, &n);
     const int64_t need = ((int64_t)self->config.n_vocab + 31) / 32;
     if (n != need) {
-        PyErr_Format(PyExc_ValueError, "words: %lld given, %lld are needed", (long long)n, (long long)need);
+        PyErr_Format(PyExc_ValueError, "words: %lld given, %lld are needed", (long long)n,
+                     (long long)need);
         Py_DECREF(array);
         return NULL;
     }
@@ -294,10 +305,8 @@ static PyObject *engine_reset_prefix_cache(PyObject *obj, PyObject *Py_UNUSED(ig
         return NULL;
     mm_status st;
     self->n_use++;
-    Py_BEGIN_ALLOW_THREADS
-    st = mm_engine_reset_prefix_cache(e);
-    Py_END_ALLOW_THREADS
-    self->n_use--;
+    Py_BEGIN_ALLOW_THREADS st = mm_engine_reset_prefix_cache(e);
+    Py_END_ALLOW_THREADS self->n_use--;
     if (st != MM_OK)
         return mm_py_raise(state, st);
     Py_RETURN_NONE;
@@ -314,10 +323,8 @@ static PyObject *engine_stats(PyObject *obj, PyObject *Py_UNUSED(ignored))
     mm_engine_stats_init(&stats);
     mm_status st;
     self->n_use++;
-    Py_BEGIN_ALLOW_THREADS
-    st = mm_engine_get_stats(e, &stats);
-    Py_END_ALLOW_THREADS
-    self->n_use--;
+    Py_BEGIN_ALLOW_THREADS st = mm_engine_get_stats(e, &stats);
+    Py_END_ALLOW_THREADS self->n_use--;
     return st == MM_OK ? mm_py_stats_dict(&stats) : mm_py_raise(state, st);
 }
 
@@ -364,21 +371,26 @@ static void engine_dealloc(PyObject *obj)
     Py_DECREF(type);
 }
 
-#define KEYWORDS(function) (PyCFunction)(void (*)(void))function, METH_VARARGS | METH_KEYWORDS
+#define KEYWORDS(function) (PyCFunction)(void (*)(void)) function, METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef engine_methods[] = {
     {"waiter", engine_waiter, METH_NOARGS, "A new mailbox."},
     {"submit", KEYWORDS(engine_submit), "submit(waiter, prompt, params) -> request id"},
-    {"submit_trace", KEYWORDS(mm_py_engine_submit_trace), "A request whose rows are written into the caller's arrays."},
+    {"submit_trace", KEYWORDS(mm_py_engine_submit_trace),
+     "A request whose rows are written into the caller's arrays."},
     {"read", KEYWORDS(engine_read), "read(request_id, start=0) -> dict of what there is so far"},
-    {"release", engine_release, METH_O, "Frees the request's buffers; aborts it first when it still runs."},
+    {"release", engine_release, METH_O,
+     "Frees the request's buffers; aborts it first when it still runs."},
     {"abort", engine_abort, METH_O, "abort(ids or None for all) -> how many were alive"},
-    {"put_mask", KEYWORDS(engine_put_mask), "put_mask(request_id, i_token, words): allowed tokens as bits"},
-    {"reset_prefix_cache", engine_reset_prefix_cache, METH_NOARGS, "Drops every unreferenced cached page."},
+    {"put_mask", KEYWORDS(engine_put_mask),
+     "put_mask(request_id, i_token, words): allowed tokens as bits"},
+    {"reset_prefix_cache", engine_reset_prefix_cache, METH_NOARGS,
+     "Drops every unreferenced cached page."},
     {"stats", engine_stats, METH_NOARGS, "Counters, by name."},
     {"memory", engine_memory, METH_NOARGS, "(what, kind, bytes) of everything the engine holds."},
     {"info", engine_info, METH_NOARGS, "What was chosen at open."},
-    {"close", engine_close, METH_NOARGS, "Ends all requests, joins all threads, frees everything. Idempotent."},
+    {"close", engine_close, METH_NOARGS,
+     "Ends all requests, joins all threads, frees everything. Idempotent."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,18 +1,22 @@
 /* fields.c: Python values -> fields of C structs, by name and with errors that name the field.
  * A table of mm_py_field describes the plain fields of a struct; lists have one function each. */
-#include "mm_py.h"
+#include "csrc/py/mm_py.h"
 
 #include <stddef.h>
 #include <stdio.h>
 
-const char *const mm_py_dtype_names[] = {"f32", "bf16", "f8_e4m3", "u8", "i16", "i32", "i64", "f16", NULL};
-const char *const mm_py_safetensors_names[] = {"F32", "BF16", "F8_E4M3", "U8", "I16", "I32", "I64", "F16", NULL};
+const char *const mm_py_dtype_names[] = {"f32", "bf16", "f8_e4m3", "u8", "i16",
+                                         "i32", "i64",  "f16",     NULL};
+const char *const mm_py_safetensors_names[] = {"F32", "BF16", "F8_E4M3", "U8", "I16",
+                                               "I32", "I64",  "F16",     NULL};
 const char *const mm_py_cache_names[] = {"f32", "bf16", "fp8", "nvfp4", NULL};
 const char *const mm_py_load_names[] = {"files", "dummy", NULL};
-const char *const mm_py_logprob_names[] = {"raw", "tempered", "processed", "raw_logits", "processed_logits", NULL};
+const char *const mm_py_logprob_names[] = {"raw",        "tempered",         "processed",
+                                           "raw_logits", "processed_logits", NULL};
 const char *const mm_py_think_names[] = {"off", "adaptive", "enabled", "disabled", NULL};
 const char *const mm_py_finish_names[] = {"none", "stop", "length", "abort", "error", NULL};
-const char *const mm_py_stop_names[] = {"none", "eos", "token", "string", "repetition", "max_tokens", "model_len", NULL};
+const char *const mm_py_stop_names[] = {"none",       "eos",        "token",     "string",
+                                        "repetition", "max_tokens", "model_len", NULL};
 
 /* ---------------------------------------------------------------- scratch */
 
@@ -124,7 +128,8 @@ static int read_f64(const mm_py_reader *r, const char *name, PyObject *value, do
     return 0;
 }
 
-int mm_py_read_name(const mm_py_reader *r, const char *name, PyObject *value, const char *const *names, int *out)
+int mm_py_read_name(const mm_py_reader *r, const char *name, PyObject *value,
+                    const char *const *names, int *out)
 {
     const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : NULL;
     char list[160] = "expected one of";
@@ -139,8 +144,8 @@ int mm_py_read_name(const mm_py_reader *r, const char *name, PyObject *value, co
     return bad_value(r, name, value, list);
 }
 
-int mm_py_read_field(const mm_py_reader *r, const mm_py_field *field, size_t n_field, void *out, const char *name,
-                     PyObject *value)
+int mm_py_read_field(const mm_py_reader *r, const mm_py_field *field, size_t n_field, void *out,
+                     const char *name, PyObject *value)
 {
     for (size_t i = 0; i < n_field; i++) {
         if (strcmp(field[i].name, name) != 0)
@@ -149,11 +154,21 @@ int mm_py_read_field(const mm_py_reader *r, const mm_py_field *field, size_t n_f
         double number = 0;
         int rc = -1;
         switch (field[i].kind) {
-        case MM_PY_I32: rc = mm_py_read_i32(r, name, value, (int32_t *)(void *)at); break;
-        case MM_PY_I64: rc = mm_py_read_i64(r, name, value, (int64_t *)(void *)at); break;
-        case MM_PY_U64: rc = read_u64(r, name, value, (uint64_t *)(void *)at); break;
-        case MM_PY_NAME: rc = mm_py_read_name(r, name, value, field[i].names, (int *)(void *)at); break;
-        case MM_PY_F64: rc = read_f64(r, name, value, (double *)(void *)at); break;
+        case MM_PY_I32:
+            rc = mm_py_read_i32(r, name, value, (int32_t *)(void *)at);
+            break;
+        case MM_PY_I64:
+            rc = mm_py_read_i64(r, name, value, (int64_t *)(void *)at);
+            break;
+        case MM_PY_U64:
+            rc = read_u64(r, name, value, (uint64_t *)(void *)at);
+            break;
+        case MM_PY_NAME:
+            rc = mm_py_read_name(r, name, value, field[i].names, (int *)(void *)at);
+            break;
+        case MM_PY_F64:
+            rc = read_f64(r, name, value, (double *)(void *)at);
+            break;
         case MM_PY_F32:
             rc = read_f64(r, name, value, &number);
             if (rc == 0)
@@ -184,7 +199,8 @@ static PyObject *items_of(const mm_py_reader *r, const char *name, PyObject *val
     return items;
 }
 
-int mm_py_read_i32_list(const mm_py_reader *r, const char *name, PyObject *value, const int32_t **out, int32_t *out_n)
+int mm_py_read_i32_list(const mm_py_reader *r, const char *name, PyObject *value,
+                        const int32_t **out, int32_t *out_n)
 {
     PyObject *items = items_of(r, name, value);
     if (items == NULL)
@@ -201,7 +217,8 @@ int mm_py_read_i32_list(const mm_py_reader *r, const char *name, PyObject *value
     return 0;
 }
 
-int mm_py_read_f32_list(const mm_py_reader *r, const char *name, PyObject *value, const float **out, int32_t *out_n)
+int mm_py_read_f32_list(const mm_py_reader *r, const char *name, PyObject *value, const float **out,
+                        int32_t *out_n)
 {
     PyObject *items = items_of(r, name, value);
     if (items == NULL)
@@ -221,8 +238,9 @@ int mm_py_read_f32_list(const mm_py_reader *r, const char *name, PyObject *value
     return 0;
 }
 
-int mm_py_read_bytes_list(const mm_py_reader *r, const char *name, PyObject *value, const uint8_t **out_blob,
-                          const int32_t **out_offset32, const int64_t **out_offset64, int32_t *out_n)
+int mm_py_read_bytes_list(const mm_py_reader *r, const char *name, PyObject *value,
+                          const uint8_t **out_blob, const int32_t **out_offset32,
+                          const int64_t **out_offset64, int32_t *out_n)
 {
     PyObject *items = items_of(r, name, value);
     if (items == NULL)
@@ -238,9 +256,14 @@ int mm_py_read_bytes_list(const mm_py_reader *r, const char *name, PyObject *val
     if (out_offset32 != NULL && n_bytes > INT32_MAX)
         return bad_value(r, name, Py_None, "the entries are longer than 2 GiB together");
     uint8_t *blob = mm_py_scratch_alloc(r->scratch, (size_t)n_bytes);
-    int32_t *at32 = out_offset32 != NULL ? mm_py_scratch_alloc(r->scratch, (size_t)(n + 1) * sizeof *at32) : NULL;
-    int64_t *at64 = out_offset64 != NULL ? mm_py_scratch_alloc(r->scratch, (size_t)(n + 1) * sizeof *at64) : NULL;
-    if (blob == NULL || (out_offset32 != NULL && at32 == NULL) || (out_offset64 != NULL && at64 == NULL))
+    int32_t *at32 = out_offset32 != NULL
+                        ? mm_py_scratch_alloc(r->scratch, (size_t)(n + 1) * sizeof *at32)
+                        : NULL;
+    int64_t *at64 = out_offset64 != NULL
+                        ? mm_py_scratch_alloc(r->scratch, (size_t)(n + 1) * sizeof *at64)
+                        : NULL;
+    if (blob == NULL || (out_offset32 != NULL && at32 == NULL) ||
+        (out_offset64 != NULL && at64 == NULL))
         return -1;
     int64_t used = 0;
     for (Py_ssize_t i = 0; i <= n; i++) {

@@ -1,5 +1,6 @@
-/* module.c: the module _core: multi-phase initialisation, its state, and the functions that need no engine. */
-#include "mm_py.h"
+/* module.c: the module _core: multi-phase initialisation, its state, and the functions that need no
+ * engine. */
+#include "csrc/py/mm_py.h"
 
 static PyObject *core_config_check(PyObject *module, PyObject *arg)
 {
@@ -17,27 +18,31 @@ static PyObject *core_config_check(PyObject *module, PyObject *arg)
 
 static PyObject *core_page_bytes(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"config", "kv_format", "index_format", "shard_rank", "shard_world", NULL};
+    static char *names[] = {"config",     "kv_format",   "index_format",
+                            "shard_rank", "shard_world", NULL};
     const mm_py_state *state = PyModule_GetState(module);
     mm_py_scratch scratch = {0};
-    const mm_py_reader r = {.state = state, .bad = MM_E_CONFIG, .what = "page_bytes", .scratch = &scratch};
+    const mm_py_reader r = {
+        .state = state, .bad = MM_E_CONFIG, .what = "page_bytes", .scratch = &scratch};
     mm_config config;
     PyObject *dict, *kv, *index, *result = NULL;
     int kv_format, index_format, shard_rank, shard_world;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOii:page_bytes", names, &dict, &kv, &index, &shard_rank,
-                                     &shard_world))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOii:page_bytes", names, &dict, &kv, &index,
+                                     &shard_rank, &shard_world))
         return NULL;
-    if (mm_py_read_name(&r, "kv_format", kv, mm_py_cache_names, &kv_format) == 0
-        && mm_py_read_name(&r, "index_format", index, mm_py_cache_names, &index_format) == 0
-        && mm_py_read_config(state, &scratch, dict, &config) == 0) {
+    if (mm_py_read_name(&r, "kv_format", kv, mm_py_cache_names, &kv_format) == 0 &&
+        mm_py_read_name(&r, "index_format", index, mm_py_cache_names, &index_format) == 0 &&
+        mm_py_read_config(state, &scratch, dict, &config) == 0) {
         const mm_status st = mm_config_check(&config);
         if (st != MM_OK)
             mm_py_raise(state, st);
         else if (shard_world < 1 || shard_rank < 0 || shard_rank >= shard_world)
-            PyErr_Format(PyExc_ValueError, "shard %d of %d does not exist", shard_rank, shard_world);
+            PyErr_Format(PyExc_ValueError, "shard %d of %d does not exist", shard_rank,
+                         shard_world);
         else
             result = PyLong_FromLongLong(mm_model_page_bytes(&config, (mm_cache_format)kv_format,
-                                                             (mm_cache_format)index_format, shard_rank, shard_world));
+                                                             (mm_cache_format)index_format,
+                                                             shard_rank, shard_world));
     }
     mm_py_scratch_free(&scratch);
     return result;
@@ -50,7 +55,8 @@ static PyObject *core_backends(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
     n = n < 16 ? n : 16;
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list != NULL && i < n; i++) {
-        PyObject *item = Py_BuildValue("sNs", line[i].name, PyBool_FromLong(line[i].usable), line[i].text);
+        PyObject *item =
+            Py_BuildValue("sNs", line[i].name, PyBool_FromLong(line[i].usable), line[i].text);
         if (item == NULL || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -87,7 +93,8 @@ static PyObject *core_env_table(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
 }
 
 static PyMethodDef core_functions[] = {
-    {"config_check", core_config_check, METH_O, "Raises ConfigError when the forward pass cannot run such a model."},
+    {"config_check", core_config_check, METH_O,
+     "Raises ConfigError when the forward pass cannot run such a model."},
     {"page_bytes", (PyCFunction)(void (*)(void))core_page_bytes, METH_VARARGS | METH_KEYWORDS,
      "Bytes of one page (128 tokens) over all layers on one rank."},
     {"backends", core_backends, METH_NOARGS, "(name, usable, text) of every backend."},
@@ -105,9 +112,11 @@ static int core_exec(PyObject *module)
     state->waiter_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &mm_py_waiter_spec, NULL);
     if (state->engine_type == NULL || state->waiter_type == NULL)
         return -1;
-    if (PyModule_AddType(module, state->engine_type) < 0 || PyModule_AddType(module, state->waiter_type) < 0
-        || PyModule_AddIntConstant(module, "ABI", MM_ABI) < 0 || PyModule_AddIntConstant(module, "PAGE", MM_PAGE) < 0
-        || PyModule_AddIntConstant(module, "MAX_LIST", MM_MAX_LIST) < 0)
+    if (PyModule_AddType(module, state->engine_type) < 0 ||
+        PyModule_AddType(module, state->waiter_type) < 0 ||
+        PyModule_AddIntConstant(module, "ABI", MM_ABI) < 0 ||
+        PyModule_AddIntConstant(module, "PAGE", MM_PAGE) < 0 ||
+        PyModule_AddIntConstant(module, "MAX_LIST", MM_MAX_LIST) < 0)
         return -1;
     return 0;
 }
@@ -132,7 +141,10 @@ static int core_clear(PyObject *module)
     return 0;
 }
 
-static void core_free(void *module) { core_clear(module); }
+static void core_free(void *module)
+{
+    core_clear(module);
+}
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},
@@ -152,4 +164,7 @@ struct PyModuleDef mm_py_module = {
 };
 
 PyMODINIT_FUNC PyInit__core(void);
-PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&mm_py_module); }
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&mm_py_module);
+}

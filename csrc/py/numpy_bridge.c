@@ -1,5 +1,6 @@
-/* numpy_bridge.c: the only file that knows NumPy. bf16 never crosses this border; arrays handed out own their data. */
-#include "mm_py.h"
+/* numpy_bridge.c: the only file that knows NumPy. bf16 never crosses this border; arrays handed out
+ * own their data. */
+#include "csrc/py/mm_py.h"
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wundef" /* NumPy's headers test macros that they do not define */
@@ -16,7 +17,8 @@ int mm_py_arrays_init(void)
         return 0;
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyErr_Format(PyExc_ImportError, "minimax_m31 needs NumPy 2.0 or newer, and it cannot be loaded: %S",
+    PyErr_Format(PyExc_ImportError,
+                 "minimax_m31 needs NumPy 2.0 or newer, and it cannot be loaded: %S",
                  value != NULL ? value : Py_None);
     Py_XDECREF(type);
     Py_XDECREF(value);
@@ -36,12 +38,13 @@ PyObject *mm_py_array_copy(mm_py_dtype dtype, const void *data, int64_t rows, in
 
 PyObject *mm_py_array_from(PyObject *value, mm_py_dtype dtype, int rank, const char *name)
 {
-    PyObject *array = PyArray_FROM_OTF(value, typenum[dtype], NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
+    PyObject *array =
+        PyArray_FROM_OTF(value, typenum[dtype], NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
     if (array == NULL)
         return NULL;
     if (PyArray_NDIM((PyArrayObject *)array) != rank) {
-        PyErr_Format(PyExc_TypeError, "%s: an array of %s with %d dimension(s) is needed, got %d", name,
-                     dtype_name[dtype], rank, PyArray_NDIM((PyArrayObject *)array));
+        PyErr_Format(PyExc_TypeError, "%s: an array of %s with %d dimension(s) is needed, got %d",
+                     name, dtype_name[dtype], rank, PyArray_NDIM((PyArrayObject *)array));
         Py_CLEAR(array);
     }
     return array;
@@ -53,22 +56,25 @@ void *mm_py_array_data(PyObject *array, int64_t *out_n)
     return PyArray_DATA((PyArrayObject *)array);
 }
 
-void *mm_py_array_buffer(PyObject *value, mm_py_dtype dtype, int rank, const int64_t *shape, bool writable,
-                         const char *name)
+void *mm_py_array_buffer(PyObject *value, mm_py_dtype dtype, int rank, const int64_t *shape,
+                         bool writable, const char *name)
 {
     if (!PyArray_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s: an ndarray is needed, got %s", name, Py_TYPE(value)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: an ndarray is needed, got %s", name,
+                     Py_TYPE(value)->tp_name);
         return NULL;
     }
     PyArrayObject *array = (PyArrayObject *)value;
-    bool fits = PyArray_TYPE(array) == typenum[dtype] && PyArray_NDIM(array) == rank && PyArray_ISCARRAY_RO(array)
-                && (!writable || PyArray_ISWRITEABLE(array));
+    bool fits = PyArray_TYPE(array) == typenum[dtype] && PyArray_NDIM(array) == rank &&
+                PyArray_ISCARRAY_RO(array) && (!writable || PyArray_ISWRITEABLE(array));
     for (int i = 0; fits && i < rank; i++)
         fits = shape[i] < 0 || (int64_t)PyArray_DIM(array, i) == shape[i];
     if (fits)
         return PyArray_DATA(array);
-    PyErr_Format(PyExc_ValueError, "%s: a C-contiguous%s %s array of shape (%lld, %lld, %lld; first %d count) is needed",
-                 name, writable ? " writable" : "", dtype_name[dtype], rank > 0 ? (long long)shape[0] : 0LL,
-                 rank > 1 ? (long long)shape[1] : 0LL, rank > 2 ? (long long)shape[2] : 0LL, rank);
+    PyErr_Format(
+        PyExc_ValueError,
+        "%s: a C-contiguous%s %s array of shape (%lld, %lld, %lld; first %d count) is needed", name,
+        writable ? " writable" : "", dtype_name[dtype], rank > 0 ? (long long)shape[0] : 0LL,
+        rank > 1 ? (long long)shape[1] : 0LL, rank > 2 ? (long long)shape[2] : 0LL, rank);
     return NULL;
 }

@@ -1,6 +1,6 @@
-/* trace.c: Engine.submit_trace. The core writes its rows into the caller's arrays, so their dtype, shape and
- * contiguity are checked here, and they are kept alive until the request is released. */
-#include "mm_py.h"
+/* trace.c: Engine.submit_trace. The core writes its rows into the caller's arrays, so their dtype,
+ * shape and contiguity are checked here, and they are kept alive until the request is released. */
+#include "csrc/py/mm_py.h"
 
 /* What a running trace needs besides the arrays: the struct itself and its pointer tables. */
 typedef struct trace_box {
@@ -34,8 +34,9 @@ static PyObject *box_new(mm_py_scratch *s, const mm_trace *trace, const mm_trace
 }
 
 /* Sequence of [n_layer] arrays or None -> pointers. The shape's last entries may be -1 (any). */
-static int read_layers(const mm_py_engine *self, mm_py_scratch *s, PyObject *value, mm_py_dtype dtype, int rank,
-                       const int64_t *shape, bool writable, const char *name, void ***out)
+static int read_layers(const mm_py_engine *self, mm_py_scratch *s, PyObject *value,
+                       mm_py_dtype dtype, int rank, const int64_t *shape, bool writable,
+                       const char *name, void ***out)
 {
     *out = NULL;
     if (value == Py_None)
@@ -45,7 +46,8 @@ static int read_layers(const mm_py_engine *self, mm_py_scratch *s, PyObject *val
         return -1;
     const Py_ssize_t n = self->config.n_layer;
     if (PyTuple_GET_SIZE(items) != n) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd entries for %zd layers", name, PyTuple_GET_SIZE(items), n);
+        PyErr_Format(PyExc_ValueError, "%s: %zd entries for %zd layers", name,
+                     PyTuple_GET_SIZE(items), n);
         return -1;
     }
     void **list = mm_py_scratch_alloc(s, (size_t)n * sizeof *list);
@@ -66,16 +68,18 @@ static int read_layers(const mm_py_engine *self, mm_py_scratch *s, PyObject *val
 
 PyObject *mm_py_engine_submit_trace(PyObject *obj, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"waiter", "prompt", "logits", "hidden", "blocks", "experts", "expert_weights",
-                            "force_blocks", "force_experts", "blocks_width", NULL};
+    static char *names[] = {
+        "waiter",         "prompt",       "logits",        "hidden",       "blocks", "experts",
+        "expert_weights", "force_blocks", "force_experts", "blocks_width", NULL};
     mm_py_engine *self = (mm_py_engine *)obj;
     mm_py_state *state = mm_py_state_of(Py_TYPE(obj));
-    PyObject *waiter, *prompt, *logits, *hidden, *blocks, *experts, *weights, *force_blocks, *force_experts;
+    PyObject *waiter, *prompt, *logits, *hidden, *blocks, *experts, *weights, *force_blocks,
+        *force_experts;
     int width;
-    if (state == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O$OOOOOOOi:submit_trace", names, state->waiter_type, &waiter,
-                                        &prompt, &logits, &hidden, &blocks, &experts, &weights, &force_blocks,
-                                        &force_experts, &width))
+    if (state == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O$OOOOOOOi:submit_trace",
+                                                      names, state->waiter_type, &waiter, &prompt,
+                                                      &logits, &hidden, &blocks, &experts, &weights,
+                                                      &force_blocks, &force_experts, &width))
         return NULL;
     mm_engine *e = mm_py_engine_get(self);
     mm_waiter *w = e != NULL ? mm_py_waiter_get((mm_py_waiter *)waiter, self) : NULL;
@@ -85,32 +89,40 @@ PyObject *mm_py_engine_submit_trace(PyObject *obj, PyObject *args, PyObject *kwa
     PyObject *result = NULL, *held = NULL, *key = NULL;
     int64_t n = 0;
     uint64_t id = 0;
-    void **hidden_at, **blocks_at, **experts_at, **weights_at, **force_blocks_at, **force_experts_at;
+    void **hidden_at, **blocks_at, **experts_at, **weights_at, **force_blocks_at,
+        **force_experts_at;
     PyObject *ids = mm_py_scratch_keep(&s, mm_py_array_from(prompt, MM_PY_ARRAY_I32, 1, "prompt"));
     if (ids == NULL)
         goto done;
     const int32_t *token = mm_py_array_data(ids, &n);
     const mm_config *c = &self->config;
     const int64_t logit_shape[] = {n, c->n_vocab}, hidden_shape[] = {n, c->d_model};
-    const int64_t block_shape[] = {c->n_index_head, n, width}, expert_shape[] = {n, c->n_expert_used};
+    const int64_t block_shape[] = {c->n_index_head, n, width},
+                  expert_shape[] = {n, c->n_expert_used};
     float *logits_at = NULL;
     if (logits != Py_None) {
         logits_at = mm_py_array_buffer(logits, MM_PY_ARRAY_F32, 2, logit_shape, true, "logits");
         if (logits_at == NULL)
             goto done;
     }
-    if (read_layers(self, &s, hidden, MM_PY_ARRAY_F32, 2, hidden_shape, true, "hidden", &hidden_at) < 0
-        || read_layers(self, &s, blocks, MM_PY_ARRAY_I16, 3, block_shape, true, "blocks", &blocks_at) < 0
-        || read_layers(self, &s, experts, MM_PY_ARRAY_I16, 2, expert_shape, true, "experts", &experts_at) < 0
-        || read_layers(self, &s, weights, MM_PY_ARRAY_F32, 2, expert_shape, true, "expert_weights", &weights_at) < 0
-        || read_layers(self, &s, force_blocks, MM_PY_ARRAY_I16, 3, block_shape, false, "force_blocks",
-                       &force_blocks_at) < 0
-        || read_layers(self, &s, force_experts, MM_PY_ARRAY_I16, 2, expert_shape, false, "force_experts",
-                       &force_experts_at) < 0)
+    if (read_layers(self, &s, hidden, MM_PY_ARRAY_F32, 2, hidden_shape, true, "hidden",
+                    &hidden_at) < 0 ||
+        read_layers(self, &s, blocks, MM_PY_ARRAY_I16, 3, block_shape, true, "blocks", &blocks_at) <
+            0 ||
+        read_layers(self, &s, experts, MM_PY_ARRAY_I16, 2, expert_shape, true, "experts",
+                    &experts_at) < 0 ||
+        read_layers(self, &s, weights, MM_PY_ARRAY_F32, 2, expert_shape, true, "expert_weights",
+                    &weights_at) < 0 ||
+        read_layers(self, &s, force_blocks, MM_PY_ARRAY_I16, 3, block_shape, false, "force_blocks",
+                    &force_blocks_at) < 0 ||
+        read_layers(self, &s, force_experts, MM_PY_ARRAY_I16, 2, expert_shape, false,
+                    "force_experts", &force_experts_at) < 0)
         goto done;
-    const int64_t pages = (n + MM_PAGE - 1) / MM_PAGE, most = c->n_top_block < pages ? c->n_top_block : pages;
+    const int64_t pages = (n + MM_PAGE - 1) / MM_PAGE,
+                  most = c->n_top_block < pages ? c->n_top_block : pages;
     if ((blocks_at != NULL || force_blocks_at != NULL) && width != most) {
-        PyErr_Format(PyExc_ValueError, "blocks_width=%d: %lld blocks are chosen at this length", width, (long long)most);
+        PyErr_Format(PyExc_ValueError, "blocks_width=%d: %lld blocks are chosen at this length",
+                     width, (long long)most);
         goto done;
     }
     const mm_trace trace = {
@@ -132,7 +144,8 @@ PyObject *mm_py_engine_submit_trace(PyObject *obj, PyObject *args, PyObject *kwa
     PyObject *box = box_new(&s, &trace, &p.trace);
     if (box == NULL)
         goto done;
-    held = PyTuple_Pack(8, box, logits, hidden, blocks, experts, weights, force_blocks, force_experts);
+    held =
+        PyTuple_Pack(8, box, logits, hidden, blocks, experts, weights, force_blocks, force_experts);
     Py_DECREF(box);
     if (held == NULL)
         goto done;

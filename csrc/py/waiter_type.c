@@ -1,6 +1,6 @@
-/* waiter_type.c: Waiter, the mailbox of one caller. Waits in slices of a tenth of a second, so that signals and a
- * close from another thread are noticed within that time. */
-#include "mm_py.h"
+/* waiter_type.c: Waiter, the mailbox of one caller. Waits in slices of a tenth of a second, so that
+ * signals and a close from another thread are noticed within that time. */
+#include "csrc/py/mm_py.h"
 
 #include <time.h>
 #include <unistd.h>
@@ -68,7 +68,8 @@ static PyObject *waiter_wait(PyObject *obj, PyObject *args, PyObject *kwargs)
     int32_t n = 0;
     PyObject *list = NULL;
     for (;;) {
-        mm_waiter *w = mm_py_waiter_get(self, NULL); /* again in every round: it may have been closed meanwhile */
+        mm_waiter *w = mm_py_waiter_get(self, NULL); /* again in every round: it may have been
+                                                        closed meanwhile */
         if (w == NULL)
             goto done;
         const double left = end - now_s();
@@ -76,10 +77,8 @@ static PyObject *waiter_wait(PyObject *obj, PyObject *args, PyObject *kwargs)
         mm_status st;
         self->n_use++;
         self->engine->n_use++;
-        Py_BEGIN_ALLOW_THREADS
-        st = mm_waiter_wait(w, slice, id, cap, &n);
-        Py_END_ALLOW_THREADS
-        self->engine->n_use--;
+        Py_BEGIN_ALLOW_THREADS st = mm_waiter_wait(w, slice, id, cap, &n);
+        Py_END_ALLOW_THREADS self->engine->n_use--;
         self->n_use--;
         if (st != MM_OK) {
             mm_py_state *state = mm_py_state_of(Py_TYPE(self));
@@ -87,7 +86,8 @@ static PyObject *waiter_wait(PyObject *obj, PyObject *args, PyObject *kwargs)
                 mm_py_raise(state, st);
             goto done;
         }
-        /* Taken ids are never thrown away: a signal that came with them is left for the next bytecode. */
+        /* Taken ids are never thrown away: a signal that came with them is left for the next
+         * bytecode. */
         if (n > 0 || left <= 0)
             break;
         if (PyErr_CheckSignals() < 0)
@@ -117,17 +117,14 @@ static void waiter_close_now(mm_py_waiter *self)
     }
     self->closing = true;
     while (self->n_use > 0) {
-        Py_BEGIN_ALLOW_THREADS
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        Py_BEGIN_ALLOW_THREADS nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         Py_END_ALLOW_THREADS
     }
     mm_waiter *w = self->waiter;
     self->waiter = NULL;
     self->engine->n_use++; /* the engine stays while its waiter is closed */
-    Py_BEGIN_ALLOW_THREADS
-    mm_waiter_close(w);
-    Py_END_ALLOW_THREADS
-    self->engine->n_use--;
+    Py_BEGIN_ALLOW_THREADS mm_waiter_close(w);
+    Py_END_ALLOW_THREADS self->engine->n_use--;
 }
 
 static PyObject *waiter_close(PyObject *obj, PyObject *Py_UNUSED(ignored))
@@ -160,7 +157,8 @@ static void waiter_dealloc(PyObject *obj)
 static PyMethodDef waiter_methods[] = {
     {"wait", (PyCFunction)(void (*)(void))waiter_wait, METH_VARARGS | METH_KEYWORDS,
      "wait(timeout, cap=1024) -> list of request ids with news; [] after `timeout` seconds."},
-    {"close", waiter_close, METH_NOARGS, "Aborts and releases the unfinished requests of this waiter."},
+    {"close", waiter_close, METH_NOARGS,
+     "Aborts and releases the unfinished requests of this waiter."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -175,6 +173,7 @@ static PyType_Slot waiter_slots[] = {
 PyType_Spec mm_py_waiter_spec = {
     .name = "minimax_m31._core.Waiter",
     .basicsize = sizeof(mm_py_waiter),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_IMMUTABLETYPE,
     .slots = waiter_slots,
 };
