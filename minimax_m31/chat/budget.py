@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 from jinja2.exceptions import SecurityError
@@ -125,7 +125,7 @@ class _CountedLoop:
 
 
 def weigh(value: Any, limit: int) -> int:
-    """Size of a value as it would be printed, in characters; shared parts count each time they occur.
+    """Size of a value as it would be printed, in characters; shared parts count every time.
 
     An element of a container counts ELEMENT characters: that is what it costs in memory and time.
     """
@@ -150,4 +150,5 @@ def weigh(value: Any, limit: int) -> int:
     return total
 
 
-_ITERABLES = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS = (KeysView, ValuesView, ItemsView)
+_ITERABLES: tuple[Any, ...] = (list, tuple, set, frozenset, *_VIEWS)

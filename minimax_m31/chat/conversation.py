@@ -1,7 +1,7 @@
 """Conversations over an engine: token ids that never change, and rounds of tool calls.
 
 `llm` is anything with `generate(prompts, sampling_params, use_tqdm=False)` over token prompts and
-`get_tokenizer()`.
+`get_tokenizer()`; it may carry `chat_defaults = (thinking, reasoning_effort)`.
 
 The ids of a conversation are what was fed and what was generated, in order. A new turn appends only
 what the template adds after the last answer: the rendering up to that answer is taken away from the
@@ -67,6 +67,7 @@ class Conversation:
             )
         self._llm = llm
         self._tokenizer = llm.get_tokenizer()
+        self._defaults = getattr(llm, "chat_defaults", (None, None))
         self._tools = list(tools) if tools is not None else []
         normalise_tools(self._tools)  # fail here, not at the first turn
         self._raw_text = bool(chat_args.pop("allow_special_tokens_in_text", False))
@@ -106,23 +107,30 @@ class Conversation:
 
     def _render(self, messages: list[dict[str, Any]], generate: bool) -> Rendered:
         chat = prepare(
-            messages, self._template, self._tools, add_generation_prompt=generate, **self._chat_args
+            messages,
+            self._template,
+            self._tools,
+            add_generation_prompt=generate,
+            default_thinking=self._defaults[0],
+            default_effort=self._defaults[1],
+            **self._chat_args,
         )
         return render_prepared(chat, list(self._tokenizer.added_tokens))
 
     def _next_ids(self, rendered: Rendered) -> list[int]:
         if self._told is not None:
             before = self._render(self.messages[: self._told], generate=False)
-            end = before.prompt.rfind(TURN_END)
-            if end >= 0 and rendered.prompt.startswith(before.prompt):
+            body = before.prompt.rstrip()
+            end = len(body) - len(TURN_END)
+            written = body.endswith(TURN_END) and all(stop <= end for _, stop in before.spans)
+            if written and rendered.prompt.startswith(before.prompt):
                 # From behind the end token when the model wrote it, else with it (it was cut off).
                 start = end + len(TURN_END) if self._closed else end
                 return [*self.token_ids, *self._encode(rendered, start)]
             if not self.rerendered:
                 warnings.warn(
                     "the chat template prints earlier turns differently once later ones follow, so "
-                    "the conversation "
-                    "was rendered anew: token ids of earlier turns changed",
+                    "the conversation was rendered anew: token ids of earlier turns changed",
                     stacklevel=4,
                 )
             self.rerendered = True

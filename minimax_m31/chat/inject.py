@@ -20,8 +20,7 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 _STRIP = str.maketrans("", "", OPEN + CLOSE)
 
 # Words that templates compare (`tool.type == "function"`, a schema's `type`): wrapping them would
-# change the output,
-# and no added token can be spelled with them.
+# change the output, and no added token can be spelled with them.
 _KEYWORDS = frozenset(
     (
         "function",
@@ -134,8 +133,7 @@ def find_spans(
             return spans, marked
     warnings.warn(
         "this chat template changes the text it prints, so special tokens spelled in messages can "
-        "be told from the "
-        "template's own only where a message stands whole in the prompt",
+        "be told from the template's own only where a message stands whole in the prompt",
         stacklevel=3,
     )
     return _weak_spans(plain, messages, tools, added_tokens), marked

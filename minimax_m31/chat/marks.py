@@ -19,8 +19,7 @@ TURN_END = "[e~["
 IMAGE = "]<]image[>["
 VIDEO = "]<]video[>["
 
-# Role of each string that must be exactly one added token, and its id where the vocabulary is the
-# released
+# Each string that must be exactly one added token, and its id where the vocabulary is the released
 # one (200,064 embedding rows). Any other vocabulary may number them as it likes.
 REQUIRED_TOKENS: dict[str, int] = {
     TURN_START: 200019,

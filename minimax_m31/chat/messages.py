@@ -80,8 +80,7 @@ def _normalise(message: Any, i: int, media: list[MediaPart], remote_media: bool)
     return out
 
 
-# -- assistant turns
-# ----------------------------------------------------------------------------------------------
+# -- assistant turns ---------------------------------------------------------------------------
 
 
 def _assistant(message: Mapping[str, Any], out: dict[str, Any], param: str) -> None:
@@ -197,8 +196,7 @@ def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-# -- order of turns
-# ----------------------------------------------------------------------------------------------
+# -- order of turns ----------------------------------------------------------------------------
 
 
 def _check_roles(messages: list[dict[str, Any]]) -> None:

@@ -87,30 +87,32 @@ class StreamParser:
         """The message so far. With the reasons of the generated sequence given, `finish_reason` is
         filled in.
         """
+        # Joined once: a stream that asks at every piece does not join all of them each time.
+        self._content = ["".join(self._content)]
+        self._reasoning = ["".join(self._reasoning)]
         return Message(
-            content="".join(self._content),
-            reasoning_content="".join(self._reasoning) or None,
+            content=self._content[0],
+            reasoning_content=self._reasoning[0] or None,
             tool_calls=list(self._tool_calls),
             parse_error=self._parse_error(),
             raw_spans=_merge(self._spans),
             finish_reason=finish_reason_of(self._tool_calls, finish_reason, stop_reason),
         )
 
-    # -- receiver of the reasoning layer (raw offsets)
-    # ------------------------------------------------------------------------------------------
+    # -- receiver of the reasoning layer (raw offsets) -----------------------------------------
 
     def on_reasoning(self, text: str, start: int) -> None:
-        self._spans.append(Span("reasoning", start, start + len(text)))
+        self._span("reasoning", start, start + len(text))
         self._reasoning.append(text)
         delta = self._delta("reasoning_content")
         delta.reasoning_content = (delta.reasoning_content or "") + text
 
     def on_dropped(self, start: int, end: int) -> None:
-        self._spans.append(Span("dropped", start, end))
+        self._span("dropped", start, end)
 
     def on_content(self, text: str, start: int) -> None:
         if self._calls is None:
-            self._spans.append(Span("content", start, start + len(text)))
+            self._span("content", start, start + len(text))
             self.on_text(text)
             return
         if not self._to or self._to[-1] + (self._content_length - self._from[-1]) != start:
@@ -119,8 +121,7 @@ class StreamParser:
         self._content_length += len(text)
         self._calls.push(text)
 
-    # -- receiver of the tool layer (content offsets)
-    # ------------------------------------------------------------------------------------------
+    # -- receiver of the tool layer (content offsets) ------------------------------------------
 
     def on_text(self, text: str) -> None:
         self._content.append(text)
@@ -138,7 +139,7 @@ class StreamParser:
             i = bisect.bisect_right(self._from, start) - 1
             stop = min(end, self._from[i + 1]) if i + 1 < len(self._from) else end
             shift = self._to[i] - self._from[i]
-            self._spans.append(Span(kind, start + shift, stop + shift))
+            self._span(kind, start + shift, stop + shift)
             start = stop
 
     def on_mark(self, code: str, start: int) -> list[int]:
@@ -153,6 +154,14 @@ class StreamParser:
         if not self._out or getattr(self._out[-1], field) is None:
             self._out.append(Delta())
         return self._out[-1]
+
+    def _span(self, kind: str, start: int, end: int) -> None:
+        """Spans mostly come in order; joined at once, a stream of many pieces keeps few of them."""
+        last = self._spans[-1] if self._spans else None
+        if last is not None and last.kind == kind and last.end == start:
+            self._spans[-1] = Span(kind, last.start, end)
+        else:
+            self._spans.append(Span(kind, start, end))
 
     def _flush(self) -> list[Delta]:
         out, self._out = self._out, []
@@ -246,13 +255,6 @@ def parse_output(
             ids.pop()
         text = tokenizer.decode(ids, skip_special_tokens=False)
     return parse(text, start, tools)
-
-
-def tools_for_parser(tools: Iterable[Any] | None, tool_choice: Any) -> list[dict[str, Any]] | None:
-    """Tools as the parser takes them: None when tool_choice is "none"."""
-    if tool_choice == "none":
-        return None
-    return normalise_tools(tools) or None
 
 
 def reasoning_token_count(

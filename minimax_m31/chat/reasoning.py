@@ -76,8 +76,7 @@ class ReasoningSplitter:
         else:
             self._sink.on_content(rest, start)
 
-    # -- one step: True when something was consumed and more may follow
-    # ------------------------------------------------------------------------------------------
+    # -- one step: True when something was consumed and more may follow ------------------------
 
     def _step(self) -> bool:
         if not self._buf:

@@ -262,8 +262,7 @@ def _cut_final_turn(
         if not prompt[:end].endswith(THINK_CLOSE):
             raise InvalidRequestError(
                 f"chat template: reasoning is not closed by {THINK_CLOSE} at the end of the last "
-                "turn, so it cannot "
-                "be continued",
+                "turn, so it cannot be continued",
                 param="chat_template",
             )
         return prompt[: end - len(THINK_CLOSE)], "enabled"

@@ -1,11 +1,10 @@
-"""Jinja environment for chat templates: rendered as Hugging Face does, confined as `budget.py`
-says.
+"""Jinja environment for chat templates: renders as Hugging Face does, limits as in `budget.py`.
 
 Sandboxed and immutable; trim_blocks, lstrip_blocks, loop controls, `{% generation %}`,
 `raise_exception`, `strftime_now` and a `tojson` without HTML escapes. The limits need hooks where
-Jinja has none, so the syntax tree is rewritten after parsing: loops count, `~` and captured blocks
-are measured, literals are weighed, static text is charged. Every call, filter and the operators + *
-** % pass through here anyway.
+Jinja has none, so the syntax tree is rewritten after parsing: loops count, `~` is measured,
+literals are weighed, static text is charged. Every output, call, filter and the operators
++ * ** % pass through here anyway.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def enter(self, budget: Budget | None) -> None:
         self._local.budget = budget
 
-    # -- hooks of the environment
-    # ------------------------------------------------------------------------------------------
+    # -- hooks of the environment --------------------------------------------------------------
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -151,8 +149,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         finally:
             budget.depth -= 1
 
-    # -- filters and globals
-    # ------------------------------------------------------------------------------------------
+    # -- filters and globals -------------------------------------------------------------------
 
     def _bind(self, function: Callable[[Budget, Any], Any]) -> Callable[..., Any]:
         """A filter that runs at render time: pass_context keeps the optimiser from folding it."""
@@ -210,7 +207,7 @@ class _Instrument(NodeTransformer):
     def __init__(self, environment: ChatEnvironment) -> None:
         self._environment = environment
 
-    def _filter(self, node: nodes.Expr | None, name: str, lineno: int) -> nodes.Filter:
+    def _filter(self, node: nodes.Expr, name: str, lineno: int) -> nodes.Filter:
         made = nodes.Filter(node, name, [], [], None, None, lineno=lineno)
         made.set_environment(self._environment)
         return made
@@ -226,11 +223,6 @@ class _Instrument(NodeTransformer):
         parts = nodes.Tuple(node.nodes, "load", lineno=node.lineno)
         parts.set_environment(self._environment)
         return self._filter(parts, "mm_concat", node.lineno)
-
-    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
-        self.generic_visit(node)
-        node.filter = self._filter(node.filter, "mm_weigh", node.lineno)
-        return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         static = sum(
@@ -256,8 +248,7 @@ class _Instrument(NodeTransformer):
         return node if node.ctx != "load" else self._filter(node, "mm_weigh", node.lineno)
 
 
-# -- checks before something is built
-# ----------------------------------------------------------------------------------------------
+# -- checks before something is built ----------------------------------------------------------
 
 
 def _concat(budget: Budget, parts: tuple[Any, ...]) -> str:
@@ -384,8 +375,7 @@ _FILTER_CHECKS: dict[str, Callable[[Budget, _Args, dict[str, Any]], _Args]] = {
 }
 
 
-# -- what Hugging Face gives to templates
-# ----------------------------------------------------------------------------------------------
+# -- what Hugging Face gives to templates ------------------------------------------------------
 
 
 def _tojson(

@@ -120,8 +120,7 @@ class ToolCallParser:
             self._sink.on_span("dropped", at, at + len(text))
         self._held = []
 
-    # -- the loop: alternate text and marks
-    # ------------------------------------------------------------------------------------------
+    # -- the loop: alternate text and marks ----------------------------------------------------
 
     def _run(self, final: bool) -> None:
         while self._buf:
@@ -163,8 +162,7 @@ class ToolCallParser:
             self._mark("cut", start, end)
             self._drop_unit(start, end)
 
-    # -- text
-    # ------------------------------------------------------------------------------------------
+    # -- text ----------------------------------------------------------------------------------
 
     def _text(self, text: str) -> None:
         if self.state == OPENED:
@@ -213,8 +211,7 @@ class ToolCallParser:
             self._sink.on_span("content", at, at + len(text))
         self._held = []
 
-    # -- marks
-    # ------------------------------------------------------------------------------------------
+    # -- marks ---------------------------------------------------------------------------------
 
     def _on_mark(self, mark: Mark, text: str) -> None:
         if self.state == OPENED:
@@ -300,8 +297,7 @@ class ToolCallParser:
             self._out_text(text, self._block_start)
         self.state = OUTSIDE
 
-    # -- an invoke
-    # ------------------------------------------------------------------------------------------
+    # -- an invoke -----------------------------------------------------------------------------
 
     def _start_invoke(self, mark: Mark) -> None:
         start, _ = self._consume(mark.length)
@@ -475,8 +471,7 @@ class ToolCallParser:
         else:
             self._close_block(self._at)
 
-    # -- spans and marks of the open block
-    # ------------------------------------------------------------------------------------------
+    # -- spans and marks of the open block -----------------------------------------------------
 
     def _span(self, kind: str, start: int, end: int) -> None:
         if self._block_has_call:

@@ -172,8 +172,7 @@ def check_tool_choice(tool_choice: Any, tools: list[dict[str, Any]]) -> str | No
     return name
 
 
-# -- pydantic models and callables
-# ----------------------------------------------------------------------------------------------
+# -- pydantic models and callables -------------------------------------------------------------
 
 
 def pydantic_tool(model: Any) -> dict[str, Any]:
@@ -270,18 +269,16 @@ def parse_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
 
 
 def _argument_lines(body: str) -> dict[str, str]:
-    """Entries begin at the left margin; indented lines continue them."""
-    entries: list[str] = []
-    for line in body.splitlines():
-        if line[:1].isspace() and entries:
-            entries[-1] += " " + line.strip()
-        elif line.strip():
-            entries.append(line.strip())
+    """Entries begin with `name:` at the left margin; every other line continues the one before."""
     out: dict[str, str] = {}
-    for entry in entries:
-        found = _ARG.match(entry)
+    name = ""
+    for line in body.splitlines():
+        found = None if line[:1].isspace() else _ARG.match(line.strip())
         if found:
-            out[found[1].lstrip("*")] = found[2].strip()
+            name = found[1].lstrip("*")
+            out[name] = found[2].strip()
+        elif name and line.strip():
+            out[name] = f"{out[name]} {line.strip()}".strip()
     return out
 
 

@@ -20,8 +20,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NULL_TEXTS = ("null", "Null", "NULL")
 _LITERALS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
-# Python refuses to print integers beyond 4,300 digits (a process-wide setting that is not ours to
-# change);
+# Python refuses to print integers beyond 4,300 digits (a process-wide setting, not ours to change):
 # such a value stays a string. JSON nested deeper than this cannot be printed safely either.
 _MAX_DIGITS = 4300
 _MAX_JSON_DEPTH = 128
