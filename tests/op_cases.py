@@ -130,6 +130,7 @@ ATTN_OUT = [
     Case(
         "attn_out", "no_router", act="bf16", weight="mxfp8", rows=((0, 9),), flags=F({"no_router"})
     ),
+    Case("attn_out", "ties", rows=((0, 40),), flags=F({"ties"})),
     Case("attn_out", "no_bias", rows=((0, 40),), flags=F({"no_bias"})),
     Case("attn_out", "force", rows=((0, 40),), flags=F({"force"})),
     Case("attn_out", "all_experts", rows=((0, 4),), sizes={"n_expert_used": 8}),

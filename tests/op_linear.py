@@ -74,7 +74,7 @@ def embed_want(c: Case) -> Outputs:
 def attn_out_inputs(c: Case) -> dict[str, Any]:
     rng, s = c.rng(), c.s
     d, width = s["d_model"], s["n_head"] * s["head_dim"]
-    return {
+    out = {
         "wo": weight(rng, c.weight, d, width, view="view" in c.flags),
         "o": activations(c, rng, c.n_row, width),
         "x": activations(c, rng, c.n_row, d, gain=3),
@@ -89,6 +89,10 @@ def attn_out_inputs(c: Case) -> dict[str, Any]:
         ),
         "step": c.step(rng),
     }
+    if "ties" in c.flags:  # experts 3 apart are the same one
+        for e in range(3, s["n_expert"]):
+            out["gate"][e], out["bias"][e] = out["gate"][e - 3], out["bias"][e - 3]
+    return out
 
 
 def attn_out_prepare(c: Case, m: Machine) -> Prepared:

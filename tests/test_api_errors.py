@@ -1,4 +1,6 @@
-"""Wrong input gets one error that says what, with which value, and what to do; others of the call are not harmed."""
+"""Wrong input gets one error that says what, with which value, and what to do; others of the call
+are not harmed.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,16 @@ import numpy as np
 import pytest
 from api_models import IDS_MODEL, ids_llm, make_text_model, text_llm
 
-from minimax_m31 import LLM, ConfigError, EngineClosedError, InvalidRequestError, Mm31Error, PromptTooLongError, SamplingParams
-from minimax_m31 import _core
+from minimax_m31 import (
+    LLM,
+    ConfigError,
+    EngineClosedError,
+    InvalidRequestError,
+    Mm31Error,
+    PromptTooLongError,
+    SamplingParams,
+    _core,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -23,9 +33,12 @@ def llm() -> Iterator[LLM]:
 
 @pytest.mark.parametrize(
     "prompt",
-    [3, 3.5, None, b"bytes", [], [1.5, 2], [True, False], [[]], [1, "a"], [1, None], [-1, 2], [256], [2**40], [2**70],
-     np.zeros((2, 3), np.int32), np.zeros(3, np.float32), np.zeros(0, np.int32), {"promt": "x"}, {}, {"prompt": 3},
-     {"prompt_token_ids": "12"}, {"prompt_token_ids": []}, {"prompt_token_ids": [999]}, {"prompt_token_ids": [1], "cache_salt": 3},
+    [3, 3.5, None, b"bytes", [], [1.5, 2], [True, False], [[]], [1, "a"], [1, None], [-1, 2], [256],
+    [2**40], [2**70],
+     np.zeros((2, 3), np.int32), np.zeros(3, np.float32), np.zeros(0, np.int32), {"promt": "x"}, {},
+     {"prompt": 3},
+     {"prompt_token_ids": "12"}, {"prompt_token_ids": []}, {"prompt_token_ids": [999]},
+     {"prompt_token_ids": [1], "cache_salt": 3},
      [[1], [2, 300]], [[1], 5], {1, 2}],
 )  # fmt: skip
 def test_bad_prompt(llm: LLM, prompt: object) -> None:
@@ -77,8 +90,10 @@ def test_a_raised_error_aborts_only_its_call(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("kwargs", "param"),
-    [({"on_error": "ignore"}, "on_error"), ({"timeout": 0}, "timeout"), ({"priority": 1}, "priority"),
-     ({"request_ids": ["a", "b"]}, "request_ids"), ({"tokenization_kwargs": {"padding": True}}, "tokenization_kwargs"),
+    [({"on_error": "ignore"}, "on_error"), ({"timeout": 0}, "timeout"), ({"priority": 1},
+    "priority"),
+     ({"request_ids": ["a", "b"]}, "request_ids"), ({"tokenization_kwargs": {"padding": True}},
+     "tokenization_kwargs"),
      ({"lora_request": object()}, "lora_request")],
 )  # fmt: skip
 def test_bad_call_arguments(llm: LLM, kwargs: dict[str, object], param: str) -> None:
@@ -88,7 +103,9 @@ def test_bad_call_arguments(llm: LLM, kwargs: dict[str, object], param: str) -> 
 
 
 def test_masks_that_leave_nothing_end_the_request_with_an_error(llm: LLM) -> None:
-    params = SamplingParams(allowed_token_ids=[249], min_tokens=3, max_tokens=5)  # 249 is the end token
+    params = SamplingParams(
+        allowed_token_ids=[249], min_tokens=3, max_tokens=5
+    )  # 249 is the end token
     with pytest.raises(InvalidRequestError) as caught:
         llm.generate([1], params)
     assert caught.value.outputs is not None
@@ -99,7 +116,13 @@ def test_masks_that_leave_nothing_end_the_request_with_an_error(llm: LLM) -> Non
 
 
 def test_score_and_trace_arguments(llm: LLM) -> None:
-    for kwargs in ({"start": 0}, {"top_k": -2}, {"token_ids": [300]}, {"temperature": 0}, {"top_k": 21}):
+    for kwargs in (
+        {"start": 0},
+        {"top_k": -2},
+        {"token_ids": [300]},
+        {"temperature": 0},
+        {"top_k": 21},
+    ):
         with pytest.raises(InvalidRequestError):
             llm.score_tokens([1, 2], **kwargs)
     with pytest.raises(InvalidRequestError, match="what"):
@@ -119,9 +142,12 @@ def test_closed_engine() -> None:
     handle = engine.submit([1], SamplingParams(max_tokens=1900, ignore_eos=True))
     engine.shutdown()
     for call in (
-        lambda: engine.generate([1]), lambda: engine.stats(), lambda: engine.trace([1]), lambda: engine.submit([1]),
-        lambda: engine.memory_report(), lambda: engine.score_tokens([1]), lambda: engine.reset_prefix_cache(),
-        lambda: engine.abort_all(), lambda: handle.result(timeout=10), lambda: next(engine.generate_stream([1])),
+        lambda: engine.generate([1]), lambda: engine.stats(), lambda: engine.trace([1]),
+        lambda: engine.submit([1]),
+        lambda: engine.memory_report(), lambda: engine.score_tokens([1]),
+        lambda: engine.reset_prefix_cache(),
+        lambda: engine.abort_all(), lambda: handle.result(timeout=10),
+        lambda: next(engine.generate_stream([1])),
     ):  # fmt: skip
         with pytest.raises(EngineClosedError):
             call()
@@ -136,7 +162,11 @@ def test_shutdown_while_another_thread_waits() -> None:
 
     def work() -> None:
         try:
-            engine.generate([[i + 1] for i in range(30)], SamplingParams(max_tokens=1900, ignore_eos=True), use_tqdm=False)
+            engine.generate(
+                [[i + 1] for i in range(30)],
+                SamplingParams(max_tokens=1900, ignore_eos=True),
+                use_tqdm=False,
+            )
         except BaseException as error:
             errors.append(error)
 
@@ -167,12 +197,15 @@ USER = [{"role": "user", "content": "hi"}]
     [
         ("hi", {}, "messages"), ({"role": "user"}, {}, "messages"), ([], {}, "messages"),
         ([{"role": "usr", "content": "x"}], {}, "messages[0].role"),
-        (USER, {"thinking": "maybe"}, "thinking"), (USER, {"reasoning_effort": "huge"}, "reasoning_effort"),
-        (USER, {"thinking": ["enabled"]}, "thinking"), ([USER, USER], {"thinking": ["enabled"]}, "thinking"),
+        (USER, {"thinking": "maybe"}, "thinking"), (USER, {"reasoning_effort": "huge"},
+        "reasoning_effort"),
+        (USER, {"thinking": ["enabled"]}, "thinking"), ([USER, USER], {"thinking": ["enabled"]},
+        "thinking"),
         (USER, {"continue_final_message": True}, "continue_final_message"),
         (USER, {"chat_template": "{{ oops"}, "chat_template"),
         (USER, {"tools": [{"type": "function", "function": {"name": "f", "description": "d",
-                                                            "parameters": {"type": "object", "properties": {}}}}],
+                                                            "parameters": {"type": "object",
+                                                            "properties": {}}}}],
                 "tool_choice": "required"}, "tool_choice"),
         (USER, {"parallel_tool_calls": False}, "parallel_tool_calls"),
     ],
@@ -227,11 +260,18 @@ def test_nano_is_there_or_says_so() -> None:
         ({"hf_overrides": {"hidden_sise": 3}}, "hidden_sise"),
         ({"dtype": "float32", "kv_cache_dtype": "bf16"}, "float32"),
         ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes"),
-        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128, "max_model_len": 1024}, "enable_chunked_prefill"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128, "max_model_len": 1024},
+        "enable_chunked_prefill"),
     ],
 )  # fmt: skip
 def test_bad_opening(kwargs: dict[str, object], words: str) -> None:
-    arguments = {"model": IDS_MODEL, "backend": "cpu", "max_num_seqs": 2, "max_model_len": 256, **kwargs}
+    arguments = {
+        "model": IDS_MODEL,
+        "backend": "cpu",
+        "max_num_seqs": 2,
+        "max_model_len": 256,
+        **kwargs,
+    }
     with pytest.raises(ConfigError, match=words):
         LLM(**arguments)
 
@@ -271,7 +311,8 @@ def test_core_checks_its_arguments(llm: LLM) -> None:
     engine = llm._core
     waiter = engine.waiter()
     one = np.array([1], np.int32)
-    for bad in ({"max_token": 1}, {"logprob_mode": "raw_logprobs"}, {"stop": "x"}, {"max_tokens": 2**40}, {"seed": -1},
+    for bad in ({"max_token": 1}, {"logprob_mode": "raw_logprobs"}, {"stop": "x"},
+    {"max_tokens": 2**40}, {"seed": -1},
                 {"bias_token": [1]}, {"bad_words": [[]]}, {"temperature": "x"}):  # fmt: skip
         with pytest.raises((TypeError, Mm31Error)):
             engine.submit(waiter, one, bad)
@@ -296,4 +337,6 @@ def test_core_config_check_names_the_field(llm: LLM) -> None:
         _core.config_check({**llm._config, "head_dim": 7})
     with pytest.raises(TypeError, match="nonsense"):
         _core.config_check({**llm._config, "nonsense": 7})
-    assert _core.page_bytes(llm._config, "f32", "f32", 0, 1) == 2 * _core.page_bytes(llm._config, "bf16", "bf16", 0, 1)
+    assert _core.page_bytes(llm._config, "f32", "f32", 0, 1) == 2 * _core.page_bytes(
+        llm._config, "bf16", "bf16", 0, 1
+    )

@@ -1,4 +1,6 @@
-"""Interrupts: Ctrl-C in any phase comes through within half a second, costs nothing but the call, and can be repeated."""
+"""Interrupts: Ctrl-C in any phase comes through within half a second, costs nothing but the call,
+and can be repeated.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def llm() -> Iterator[LLM]:
 
 
 def interrupted(call: Callable[[], object], after: float) -> float:
-    """Runs `call`, sends SIGINT to this process after some seconds; returns how long it took to come out."""
+    """Runs `call`, sends SIGINT to this process after some seconds; returns how long it took to
+    come out.
+    """
     sent: list[float] = []
 
     def send() -> None:
@@ -80,12 +84,17 @@ def _settled(llm: LLM) -> bool:
 
 
 def test_random_moments(llm: LLM) -> None:
-    """Encoding, prefill, decode, the end: wherever it strikes, the next call equals an undisturbed one."""
+    """Encoding, prefill, decode, the end: wherever it strikes, the next call equals an undisturbed
+    one.
+    """
     rng = random.Random(5)
     prompts = [[(3 * i + j) % 240 for j in range(600)] for i in range(12)]
     expected = [o.outputs[0].token_ids for o in llm.generate(prompts[:2], GREEDY)]
     for _ in range(12):
-        assert interrupted(lambda: llm.generate(prompts, LONG, use_tqdm=False), rng.uniform(0.0, 0.35)) < LIMIT_S
+        assert (
+            interrupted(lambda: llm.generate(prompts, LONG, use_tqdm=False), rng.uniform(0.0, 0.35))
+            < LIMIT_S
+        )
         assert [o.outputs[0].token_ids for o in llm.generate(prompts[:2], GREEDY)] == expected
     assert _settled(llm)
 
@@ -109,7 +118,8 @@ def test_every_way_of_waiting(llm: LLM, kind: str) -> None:
             else:
                 llm.submit([1], LONG).result()
 
-    # A forward pass over the whole prompt is one step: the trace comes out once it can be left alone.
+    # A forward pass over the whole prompt is one step: the trace comes out once it can be left
+    # alone.
     assert interrupted(call, 0.3) < (LIMIT_S if kind != "trace" else 5)
     assert len(llm.generate([1], GREEDY)) == 1
     assert _settled(llm)
@@ -144,7 +154,9 @@ def test_a_signal_handler_runs_while_a_call_goes_on(llm: LLM) -> None:
     old = signal.signal(signal.SIGALRM, lambda *_: ticks.append(time.monotonic()))
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
-        out = llm.generate([[1]] * 4, SamplingParams(max_tokens=1500, ignore_eos=True), use_tqdm=False)
+        out = llm.generate(
+            [[1]] * 4, SamplingParams(max_tokens=1500, ignore_eos=True), use_tqdm=False
+        )
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
@@ -177,7 +189,8 @@ timer = threading.Timer(0.35, send)
 timer.start()
 try:
     while True:
-        LLM(IDS_MODEL, backend="cpu", load_format="dummy", hf_overrides=big, max_model_len=256, max_num_seqs=2, threads=1).shutdown()
+        LLM(IDS_MODEL, backend="cpu", load_format="dummy", hf_overrides=big, max_model_len=256,
+            max_num_seqs=2, threads=1).shutdown()
 except KeyboardInterrupt:
     took = time.monotonic() - sent[0]
 timer.join()
@@ -190,7 +203,8 @@ def test_interrupt_while_loading() -> None:
 
     home = str(Path(minimax_m31.__path__[0]).parent)
     done = subprocess.run(
-        [sys.executable, "-c", LOAD.format(tests=str(Path(__file__).parent))], capture_output=True, text=True, timeout=120, cwd="/",
+        [sys.executable, "-c", LOAD.format(tests=str(Path(__file__).parent))], capture_output=True,
+        text=True, timeout=120, cwd="/",
         env={**os.environ, "PYTHONPATH": home},
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "True 0 0"), done.stdout + done.stderr

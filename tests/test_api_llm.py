@@ -1,4 +1,6 @@
-"""LLM end to end: every way of giving prompts and taking results, against each other and against the plain forward pass."""
+"""LLM end to end: every way of giving prompts and taking results, against each other and against
+the plain forward pass.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import numpy as np
 import pytest
 from api_models import ids_llm, text_llm
 
-from minimax_m31 import LLM, InvalidRequestError, RequestOutput, RequestOutputKind, SamplingParams, live_engines
+from minimax_m31 import (
+    LLM,
+    InvalidRequestError,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    live_engines,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPT = list(range(5, 45))
@@ -37,7 +46,13 @@ def tokens(output: RequestOutput) -> list[int]:
 
 
 def test_every_kind_of_prompt_gives_the_same(llm: LLM) -> None:
-    kinds = [PROMPT, tuple(PROMPT), np.array(PROMPT), np.array(PROMPT, dtype=np.uint8), {"prompt_token_ids": PROMPT}]
+    kinds = [
+        PROMPT,
+        tuple(PROMPT),
+        np.array(PROMPT),
+        np.array(PROMPT, dtype=np.uint8),
+        {"prompt_token_ids": PROMPT},
+    ]
     expected = tokens(llm.generate(PROMPT, GREEDY)[0])
     for kind in kinds:
         (single,) = llm.generate(kind, GREEDY)
@@ -80,22 +95,37 @@ def test_default_max_tokens_fills_the_context() -> None:
     with ids_llm(max_model_len=128, default_max_tokens=50) as small:
         out = small.generate([[1] * 100, [1] * 20], SamplingParams(ignore_eos=True))
         assert [len(tokens(o)) for o in out] == [28, 50]
-        assert out[0].outputs[0].stop_reason == "max_model_len" or out[0].outputs[0].stop_reason == "max_tokens"
-        full = small.generate([1] * 126, SamplingParams(ignore_eos=True, max_tokens=500))[0].outputs[0]
-        assert (len(full.token_ids), full.finish_reason, full.stop_reason) == (2, "length", "max_model_len")
+        assert (
+            out[0].outputs[0].stop_reason == "max_model_len"
+            or out[0].outputs[0].stop_reason == "max_tokens"
+        )
+        full = small.generate([1] * 126, SamplingParams(ignore_eos=True, max_tokens=500))[
+            0
+        ].outputs[0]
+        assert (len(full.token_ids), full.finish_reason, full.stop_reason) == (
+            2,
+            "length",
+            "max_model_len",
+        )
 
 
 def test_generate_iter_gives_everything_once(llm: LLM) -> None:
     prompts = [[i + 1, 2] for i in range(50)]
-    lengths = [SamplingParams(temperature=0, max_tokens=1 + i % 7, ignore_eos=True) for i in range(50)]
+    lengths = [
+        SamplingParams(temperature=0, max_tokens=1 + i % 7, ignore_eos=True) for i in range(50)
+    ]
     seen = dict(llm.generate_iter(prompts, lengths))
     assert sorted(seen) == list(range(50))
-    assert [tokens(seen[i]) for i in range(50)] == [tokens(o) for o in llm.generate(prompts, lengths)]
+    assert [tokens(seen[i]) for i in range(50)] == [
+        tokens(o) for o in llm.generate(prompts, lengths)
+    ]
 
 
 def test_closing_the_iterator_aborts_the_rest(llm: LLM) -> None:
     before = llm.stats()
-    pieces = llm.generate_iter([[i + 1] for i in range(20)], SamplingParams(max_tokens=1500, ignore_eos=True))
+    pieces = llm.generate_iter(
+        [[i + 1] for i in range(20)], SamplingParams(max_tokens=1500, ignore_eos=True)
+    )
     short = llm.generate_iter([[1]], GREEDY)
     next(short)
     pieces.close()
@@ -118,7 +148,12 @@ def test_streams_equal_generate(text: LLM, kind: RequestOutputKind) -> None:
         final = pieces[i][-1]
         assert final.finished and not any(p.finished for p in pieces[i][:-1])
         one = expected.outputs[0]
-        assert (final.outputs[0].finish_reason, final.outputs[0].stop_reason) == (one.finish_reason, one.stop_reason)
+        assert final.outputs[0].num_text_tokens == one.num_text_tokens
+        assert final.outputs[0].seed == one.seed
+        assert (final.outputs[0].finish_reason, final.outputs[0].stop_reason) == (
+            one.finish_reason,
+            one.stop_reason,
+        )
         if kind is RequestOutputKind.DELTA:
             assert [t for p in pieces[i] for t in tokens(p)] == one.token_ids
             assert "".join(p.outputs[0].text for p in pieces[i]) == one.text
@@ -140,7 +175,9 @@ def test_handle(llm: LLM) -> None:
     expected = tokens(llm.generate(PROMPT, GREEDY)[0])
     done = threading.Event()
     seen: list[int] = []
-    handle = llm.submit(PROMPT, GREEDY, request_id="mine", on_token=lambda o: seen.append(len(tokens(o))))
+    handle = llm.submit(
+        PROMPT, GREEDY, request_id="mine", on_token=lambda o: seen.append(len(tokens(o)))
+    )
     handle.add_done_callback(lambda h: done.set())
     assert tokens(handle.result(timeout=30)) == expected
     assert done.wait(5)
@@ -192,7 +229,12 @@ def test_abort_by_id(llm: LLM) -> None:
     out: list[RequestOutput] = []
     worker = threading.Thread(
         target=lambda: out.extend(
-            llm.generate([[1], [2]], SamplingParams(max_tokens=1900, ignore_eos=True), request_ids=["a", "b"], use_tqdm=False)
+            llm.generate(
+                [[1], [2]],
+                SamplingParams(max_tokens=1900, ignore_eos=True),
+                request_ids=["a", "b"],
+                use_tqdm=False,
+            )
         )
     )
     worker.start()
@@ -212,7 +254,9 @@ def test_abort_all_ends_every_call(llm: LLM) -> None:
 
     def work() -> None:
         started.set()
-        out.extend(llm.generate(prompts, SamplingParams(max_tokens=1900, ignore_eos=True), use_tqdm=False))
+        out.extend(
+            llm.generate(prompts, SamplingParams(max_tokens=1900, ignore_eos=True), use_tqdm=False)
+        )
 
     worker = threading.Thread(target=work)
     worker.start()
@@ -227,7 +271,9 @@ def test_abort_all_ends_every_call(llm: LLM) -> None:
 
 
 def test_timeout_returns_what_there_is(llm: LLM) -> None:
-    out = llm.generate([[1 + i] for i in range(40)], SamplingParams(max_tokens=1900, ignore_eos=True), timeout=0.3)
+    out = llm.generate(
+        [[1 + i] for i in range(40)], SamplingParams(max_tokens=1900, ignore_eos=True), timeout=0.3
+    )
     reasons = {o.outputs[0].finish_reason for o in out}
     assert len(out) == 40
     assert "abort" in reasons
@@ -306,7 +352,10 @@ def test_trace_parts_and_forcing(llm: LLM) -> None:
     assert (only.experts[2] == trace.experts[2]).all()
     same = llm.trace(prompt, force_blocks=trace.blocks, force_experts=trace.experts)
     assert (same.logits == trace.logits).all()
-    other = [None if e is None else np.tile(np.arange(e.shape[1], dtype=np.int16), (700, 1)) for e in trace.experts]
+    other = [
+        None if e is None else np.tile(np.arange(e.shape[1], dtype=np.int16), (700, 1))
+        for e in trace.experts
+    ]
     forced = llm.trace(prompt, force_experts=other)
     assert (forced.experts[1] == other[1]).all()
     assert np.abs(forced.logits - trace.logits).max() > 1e-3
@@ -323,8 +372,12 @@ def test_prompt_logprobs(llm: LLM) -> None:
         assert next(iter(row)) == prompt[i]
         assert abs(row[prompt[i]].logprob - reference[i - 1, prompt[i]]) < 1e-4
         assert 3 <= len(row) <= 4
-    scored = llm.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprob_start=140))[0]
-    assert [i for i, row in enumerate(scored.prompt_logprobs) if row is not None] == list(range(140, 150))
+    scored = llm.generate(
+        prompt, SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprob_start=140)
+    )[0]
+    assert [i for i, row in enumerate(scored.prompt_logprobs) if row is not None] == list(
+        range(140, 150)
+    )
     assert (scored.outputs[0].finish_reason, scored.outputs[0].token_ids) == ("length", [])
     assert scored.num_cached_tokens == 128
 
@@ -344,7 +397,9 @@ def test_text_prompts_are_encoded_as_they_are(text: LLM) -> None:
 
 def test_detokenize_off_changes_text_only(text: LLM) -> None:
     params = SamplingParams(seed=4, max_tokens=20, stop="a")
-    with_text, without = (text.generate("x", params.replace(detokenize=flag))[0].outputs[0] for flag in (True, False))
+    with_text, without = (
+        text.generate("x", params.replace(detokenize=flag))[0].outputs[0] for flag in (True, False)
+    )
     assert without.text == ""
     assert without.token_ids == with_text.token_ids
     assert without.stop_reason == with_text.stop_reason
@@ -371,9 +426,15 @@ def test_chat(text: LLM) -> None:
         assert out.prompt == text.apply_chat_template(messages, thinking=thinking, tokenize=False)
         message = out.outputs[0].message
         assert message is not None
-        joined = "".join(out.outputs[0].text[s.start : s.end] for s in message.raw_spans if s.kind == "content")
+        joined = "".join(
+            out.outputs[0].text[s.start : s.end] for s in message.raw_spans if s.kind == "content"
+        )
         assert joined == message.content
-        if thinking in ("enabled", True) and out.outputs[0].finish_reason == "length" and "</mm:think>" not in out.outputs[0].text:
+        if (
+            thinking in ("enabled", True)
+            and out.outputs[0].finish_reason == "length"
+            and "</mm:think>" not in out.outputs[0].text
+        ):
             assert message.content == ""
             assert message.reasoning_content
     several = text.chat([messages, messages], params, thinking=["enabled", "disabled"])
@@ -419,7 +480,9 @@ def test_repr_stats_memory(llm: LLM) -> None:
     assert "text_d32" in repr(llm)
     assert "<table>" in llm._repr_html_()
     stats = llm.stats()
-    assert stats.num_blocks == stats.num_blocks_free + stats.num_blocks_cached + stats.num_blocks_used
+    assert (
+        stats.num_blocks == stats.num_blocks_free + stats.num_blocks_cached + stats.num_blocks_used
+    )
     assert stats.num_generation_tokens > 0
     assert 0 <= stats.prefix_hit_rate <= 1
     report = llm.memory_report()
@@ -492,7 +555,9 @@ def test_lifetime() -> None:
     first = ids_llm()
     with ids_llm() as second:
         assert len(live_engines()) == before + 2
-        assert tokens(first.generate(PROMPT, GREEDY)[0]) == tokens(second.generate(PROMPT, GREEDY)[0])
+        assert tokens(first.generate(PROMPT, GREEDY)[0]) == tokens(
+            second.generate(PROMPT, GREEDY)[0]
+        )
     assert second.closed
     first.shutdown()
     first.close()
@@ -505,7 +570,14 @@ def test_lifetime() -> None:
 
 def test_priority_goes_first() -> None:
     with ids_llm(scheduling_policy="priority", max_num_seqs=1) as one:
-        order = [i for i, _ in one.generate_iter([[i + 1] for i in range(6)], GREEDY.replace(max_tokens=40), priority=[5, 4, 3, 2, 1, 0])]
+        order = [
+            i
+            for i, _ in one.generate_iter(
+                [[i + 1] for i in range(6)],
+                GREEDY.replace(max_tokens=40),
+                priority=[5, 4, 3, 2, 1, 0],
+            )
+        ]
         assert order.index(5) < order.index(1)
 
 

@@ -10,16 +10,29 @@ import random
 import numpy as np
 import pytest
 
-from minimax_m31 import CompletionOutput, FlatLogprobs, Logprob, RequestMetrics, RequestOutput, TokenScores
+from minimax_m31 import (
+    CompletionOutput,
+    FlatLogprobs,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenScores,
+)
 from minimax_m31.logprobs import LogprobRows, flatten
 from minimax_m31.outputs import RequestError
 from minimax_m31.text import Cut, IncrementalText, TextTable, last_token_cut, view
 
-TABLE = TextTable([bytes([i]) for i in range(256)] + [b"[e~[", "\u00e9\u20ac".encode()], special=[256])
+TABLE = TextTable(
+    [bytes([i]) for i in range(256)] + [b"[e~[", "\u00e9\u20ac".encode()], special=[256]
+)
 
 
-def rows(n: int, k: int, extra: int, vocab: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows as the core makes them, from random log-probabilities: own token, top k by rank, requested ids."""
+def rows(
+    n: int, k: int, extra: int, vocab: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows as the core makes them, from random log-probabilities: own token, top k by rank,
+    requested ids.
+    """
     width = 1 + k + extra
     ids = np.zeros((n, width), dtype=np.int32)
     values = np.zeros((n, width), dtype=np.float32)
@@ -45,7 +58,9 @@ def test_flatten_against_dicts(k: int, extra: int) -> None:
         for j in range(ids.shape[1]):
             expected.setdefault(int(ids[i, j]), Logprob(float(values[i, j]), int(ranks[i, j])))
         assert flat[i] == expected
-        assert list(flat[i]) == list(expected)  # own token first, then by rank, then the requested ids
+        assert list(flat[i]) == list(
+            expected
+        )  # own token first, then by rank, then the requested ids
         assert len(flat[i]) <= 1 + k + extra
 
 
@@ -84,7 +99,8 @@ def sample_output() -> RequestOutput:
         logprobs=LogprobRows(flatten(ids, values, ranks, 2, table=TABLE)), finish_reason="stop",
         token_logprobs=values[:, 0].copy(),
     )  # fmt: skip
-    return RequestOutput(request_id="7", prompt="hi", prompt_token_ids=[1, 2], outputs=[one], finished=True, seed=5,
+    return RequestOutput(request_id="7", prompt="hi", prompt_token_ids=[1, 2], outputs=[one],
+    finished=True, seed=5,
                          error=RequestError("invalid", "no"))  # fmt: skip
 
 
@@ -93,7 +109,9 @@ def test_to_dict_is_finite_json() -> None:
     plain = json.loads(output.to_json())
     assert plain["outputs"][0]["cumulative_logprob"] is None
     assert "Infinity" not in output.to_json()
-    assert json.loads(output.to_json(nonfinite=-9999.0))["outputs"][0]["cumulative_logprob"] == -9999.0
+    assert (
+        json.loads(output.to_json(nonfinite=-9999.0))["outputs"][0]["cumulative_logprob"] == -9999.0
+    )
     assert plain["outputs"][0]["token_ids"] == output.outputs[0].token_ids
     assert set(plain["metrics"]) >= {"ttft", "tpot", "e2e", "queue_time", "spec"}
 
@@ -109,7 +127,10 @@ def test_repr_stays_short() -> None:
     output = sample_output()
     output.prompt = "x" * 100_000
     output.prompt_token_ids = list(range(100_000))
-    output.outputs = [CompletionOutput(index=i, text="y" * 10_000, token_ids=list(range(10_000))) for i in range(100)]
+    output.outputs = [
+        CompletionOutput(index=i, text="y" * 10_000, token_ids=list(range(10_000)))
+        for i in range(100)
+    ]
     text = repr(output)
     assert len(text.splitlines()) <= 10
     assert len(text) < 3000
@@ -127,14 +148,17 @@ def test_absent_names_of_other_engines_are_none() -> None:
 
 
 def test_metrics() -> None:
-    m = RequestMetrics(arrival_time=1.0, scheduled_ts=1.5, first_token_ts=2.0, last_token_ts=4.0, finished_ts=4.5,
+    m = RequestMetrics(arrival_time=1.0, scheduled_ts=1.5, first_token_ts=2.0, last_token_ts=4.0,
+    finished_ts=4.5,
                        num_generation_tokens=5)  # fmt: skip
     assert (m.queue_time, m.ttft, m.tpot, m.e2e) == (0.5, 1.0, 0.5, 3.5)
     assert RequestMetrics().to_dict()["ttft"] == 0.0
 
 
 def test_token_scores() -> None:
-    scores = TokenScores([1, 2, 3], 1, np.array([-1.0, -2.0], np.float32), np.array([1, 4], np.int32))
+    scores = TokenScores(
+        [1, 2, 3], 1, np.array([-1.0, -2.0], np.float32), np.array([1, 4], np.int32)
+    )
     assert scores.sum == -3.0
     assert scores.is_greedy.tolist() == [True, False]
     assert json.dumps(scores.to_dict())
@@ -147,13 +171,19 @@ def test_token_scores() -> None:
 def test_view_without_a_stop() -> None:
     tokens = [104, 256, 0xC3, 0xA9, 0xE2]
     assert view(TABLE, tokens, None, skip_special=True, include_stop=False) == ("h\u00e9\ufffd", 5)
-    assert view(TABLE, tokens, None, skip_special=False, include_stop=False).text == "h[e~[\u00e9\ufffd"
+    assert (
+        view(TABLE, tokens, None, skip_special=False, include_stop=False).text
+        == "h[e~[\u00e9\ufffd"
+    )
 
 
 def test_view_cuts_inside_a_token() -> None:
     tokens = [97, 257, 98]  # "a", "é€", "b": bytes 0, 1..5, 6
     assert view(TABLE, tokens, Cut(3, 6), skip_special=True, include_stop=False) == ("a\u00e9", 1)
-    assert view(TABLE, tokens, Cut(3, 6), skip_special=True, include_stop=True) == ("a\u00e9\u20ac", 2)
+    assert view(TABLE, tokens, Cut(3, 6), skip_special=True, include_stop=True) == (
+        "a\u00e9\u20ac",
+        2,
+    )
 
 
 def test_stop_token_is_not_text() -> None:
@@ -177,7 +207,9 @@ def first_stop(data: bytes, stops: list[bytes]) -> tuple[int, int] | None:
 
 
 def test_incremental_text_equals_the_whole_view() -> None:
-    """Random tokens, stops and pieces: what was handed out in pieces is exactly the text of the whole."""
+    """Random tokens, stops and pieces: what was handed out in pieces is exactly the text of the
+    whole.
+    """
     rng = random.Random(7)
     alphabet = [97, 98, 99, 256, 257, 0xC3, 0xA9, 0xE2, 0x82]
     stops_pool = [b"ab", b"abc", b"ba", b"c", "\u20aca".encode(), b"[e~", b"bb\xc3\xa9"]
@@ -199,7 +231,9 @@ def test_incremental_text_equals_the_whole_view() -> None:
         stream = IncrementalText(TABLE, skip_special=skip, stops=stops, include_stop=include)
         pieces = []
         at = 0
-        rest = rng.randint(1, 3) if cut is not None else rng.randint(0, 3)  # the core ends a sequence with its token
+        rest = (
+            rng.randint(1, 3) if cut is not None else rng.randint(0, 3)
+        )  # the core ends a sequence with its token
         while at < len(tokens) - rest:
             step = min(rng.randint(1, 3), len(tokens) - rest - at)
             pieces.append(stream.push(tokens[at : at + step]))

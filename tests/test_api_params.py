@@ -13,13 +13,15 @@ from minimax_m31.params_check import check_against_engine
 
 BAD_VALUES = [
     ("n", 0), ("n", True), ("n", 2.0),
-    ("temperature", -0.1), ("temperature", float("inf")), ("temperature", float("nan")), ("temperature", "1"),
+    ("temperature", -0.1), ("temperature", float("inf")), ("temperature", float("nan")),
+    ("temperature", "1"),
     ("top_k", -2), ("top_k", 1.5),
     ("top_p", 0.0), ("top_p", 1.01), ("top_p", float("nan")),
     ("min_p", -0.01), ("min_p", 1.5),
     ("repetition_penalty", 0.0), ("repetition_penalty", float("inf")),
     ("frequency_penalty", 2.5), ("presence_penalty", -2.5),
-    ("logit_bias", {"1": 1.0}), ("logit_bias", {1: float("inf")}), ("logit_bias", {1: float("nan")}), ("logit_bias", [1]),
+    ("logit_bias", {"1": 1.0}), ("logit_bias", {1: float("inf")}), ("logit_bias",
+    {1: float("nan")}), ("logit_bias", [1]),
     ("logit_bias", {-1: 0.0}),
     ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", ["a"]),
     ("bad_words", "word"), ("bad_words", [""]), ("bad_words", [1]),
@@ -31,8 +33,10 @@ BAD_VALUES = [
     ("logprob_token_ids", [-1]), ("prompt_logprob_start", 3),
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncation_side", "centre"),
     ("thinking_token_budget", -2), ("stream_interval", 0), ("output_kind", "delta"),
-    ("repetition_detection", {"max_pattern": 3}), ("repetition_detection", {"max_pattern_size": 3, "min_count": 1}),
-    ("structured_outputs", {"json": "{}", "regex": "a"}), ("structured_outputs", {}), ("extra_args", [1]),
+    ("repetition_detection", {"max_pattern": 3}), ("repetition_detection", {"max_pattern_size": 3,
+    "min_count": 1}),
+    ("structured_outputs", {"json": "{}", "regex": "a"}), ("structured_outputs", {}), ("extra_args",
+    [1]),
     ("ignore_eos", "yes"), ("detokenize", None),
 ]  # fmt: skip
 
@@ -48,7 +52,8 @@ def test_bad_value_names_field_and_value(name: str, value: object) -> None:
 def test_every_field_has_a_bad_value_or_takes_anything() -> None:
     covered = {name for name, _ in BAD_VALUES}
     free = {
-        "include_stop_str_in_output", "return_sampling_logprob", "flat_logprobs", "skip_special_tokens",
+        "include_stop_str_in_output", "return_sampling_logprob", "flat_logprobs",
+        "skip_special_tokens",
         "spaces_between_special_tokens", "skip_reading_prefix_cache", "prompt_logprob_token_ids",
         "trace_decode_token_ids", "return_routed_experts", "routed_experts_prompt_start",
     }  # fmt: skip
@@ -57,7 +62,12 @@ def test_every_field_has_a_bad_value_or_takes_anything() -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("temprature", "temperature"), ("max_token", "max_tokens"), ("top_K", "top_k"), ("stop_tokens_ids", "stop_token_ids")],
+    [
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("top_K", "top_k"),
+        ("stop_tokens_ids", "stop_token_ids"),
+    ],
 )
 def test_unknown_field_names_the_nearest(name: str, near: str) -> None:
     with pytest.raises(TypeError, match=near):
@@ -108,7 +118,10 @@ def test_clone_shares_nothing_mutable() -> None:
 
 
 def test_pickle_and_replace() -> None:
-    params = SamplingParams(max_tokens=3, repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=3))
+    params = SamplingParams(
+        max_tokens=3,
+        repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=3),
+    )
     assert pickle.loads(pickle.dumps(params)) == params
     other = params.replace(max_tokens=4)
     assert (params.max_tokens, other.max_tokens) == (3, 4)
@@ -123,7 +136,12 @@ def test_repr_is_short_and_shows_what_was_changed() -> None:
 
 def test_from_optional_understands_other_names() -> None:
     params = SamplingParams.from_optional(
-        max_new_tokens=7, sampling_seed=5, stop_seqs=["x"], do_sample=False, top_p=None, logit_bias={"4": 1000}
+        max_new_tokens=7,
+        sampling_seed=5,
+        stop_seqs=["x"],
+        do_sample=False,
+        top_p=None,
+        logit_bias={"4": 1000},
     )
     assert (params.max_tokens, params.seed, params.stop, params.temperature) == (7, 5, ["x"], 0.0)
     assert params.logit_bias == {4: 100.0}
@@ -148,7 +166,8 @@ FACTS = EngineFacts(256, 2048, 8, 20, 32768, "raw_logprobs", False, (249,))
 
 @pytest.mark.parametrize(
     "fields",
-    [{"stop_token_ids": [256]}, {"logit_bias": {300: 1.0}}, {"allowed_token_ids": [0, 999]}, {"logprobs": 21},
+    [{"stop_token_ids": [256]}, {"logit_bias": {300: 1.0}}, {"allowed_token_ids": [0, 999]},
+    {"logprobs": 21},
      {"prompt_logprobs": -1}, {"return_routed_experts": True}, {"logprob_token_ids": [256]}],
 )  # fmt: skip
 def test_what_only_an_engine_knows(fields: dict[str, object]) -> None:
@@ -157,7 +176,10 @@ def test_what_only_an_engine_knows(fields: dict[str, object]) -> None:
     assert caught.value.param in fields
 
 
-@pytest.mark.parametrize("fields", [{"stop": "x"}, {"bad_words": ["x"]}, {"thinking_token_budget": 4}, {"stop_scope": "content"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop": "x"}, {"bad_words": ["x"]}, {"thinking_token_budget": 4}, {"stop_scope": "content"}],
+)
 def test_text_parameters_need_a_tokenizer(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match="tokenizer") as caught:
         make_plan(SamplingParams(**fields), FACTS, None)
@@ -186,17 +208,26 @@ def test_derive_seed() -> None:
 # ---------------------------------------------------------------- engine arguments
 
 BAD_ARGUMENTS = [
-    ("backend", "gpu"), ("dtype", "float16"), ("dtype", "int8"), ("load_format", "gguf"), ("load_format", "sharded_state"),
-    ("quantization", "awq"), ("threads", 0), ("shard", (2, 2)), ("device_ids", ["0"]), ("tensor_parallel_size", 3),
-    ("tensor_parallel_size", 2), ("pipeline_parallel_size", 2), ("data_parallel_size", 2), ("max_model_len", 0),
-    ("max_model_len", "long"), ("max_num_seqs", 0), ("max_num_batched_tokens", 100), ("max_num_batched_tokens", 200),
-    ("block_size", 16), ("kv_cache_dtype", "int8"), ("kv_cache_dtype", "float32"), ("indexer_kv_dtype", "fp4"),
-    ("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.2), ("kv_cache_memory_bytes", 0), ("cpu_offload_gb", 1),
-    ("kv_offload_gb", 1), ("max_logprobs", -2), ("logprobs_mode", "raw"), ("speculative_config", "dspark"),
+    ("backend", "gpu"), ("dtype", "float16"), ("dtype", "int8"), ("load_format", "gguf"),
+    ("load_format", "sharded_state"),
+    ("quantization", "awq"), ("threads", 0), ("shard", (2, 2)), ("device_ids", ["0"]),
+    ("tensor_parallel_size", 3),
+    ("tensor_parallel_size", 2), ("pipeline_parallel_size", 2), ("data_parallel_size", 2),
+    ("max_model_len", 0),
+    ("max_model_len", "long"), ("max_num_seqs", 0), ("max_num_batched_tokens", 100),
+    ("max_num_batched_tokens", 200),
+    ("block_size", 16), ("kv_cache_dtype", "int8"), ("kv_cache_dtype", "float32"),
+    ("indexer_kv_dtype", "fp4"),
+    ("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.2), ("kv_cache_memory_bytes", 0),
+    ("cpu_offload_gb", 1),
+    ("kv_offload_gb", 1), ("max_logprobs", -2), ("logprobs_mode", "raw"), ("speculative_config",
+    "dspark"),
     ("scheduling_policy", "lifo"), ("seed", 1.5), ("deterministic", True), ("hf_overrides", 3),
-    ("thinking", "sometimes"), ("reasoning_effort", "extreme"), ("enable_return_routed_experts", True),
+    ("thinking", "sometimes"), ("reasoning_effort", "extreme"), ("enable_return_routed_experts",
+    True),
     ("log_level", "LOUD"), ("step_timeout_s", 0), ("tokenizer_threads", 0), ("moe_backend", "x"),
-    ("distributed_executor_backend", "ray"), ("default_max_tokens", 0), ("enable_lora", True), ("model", 3),
+    ("distributed_executor_backend", "ray"), ("default_max_tokens", 0), ("enable_lora", True),
+    ("model", 3),
     ("limit_mm_per_prompt", {"image": 2}), ("compilation_config", {"level": 3}),
 ]  # fmt: skip
 
@@ -215,7 +246,11 @@ def test_all_problems_at_once() -> None:
 
 
 def test_unknown_engine_argument() -> None:
-    for name, near in (("max_seqs", "max_num_seqs"), ("tensor_parallel", "tensor_parallel_size"), ("gpu_memory", "gpu_memory_utilization")):
+    for name, near in (
+        ("max_seqs", "max_num_seqs"),
+        ("tensor_parallel", "tensor_parallel_size"),
+        ("gpu_memory", "gpu_memory_utilization"),
+    ):
         with pytest.raises(TypeError, match=near):
             EngineArgs(**{name: 1})
     with pytest.raises(TypeError, match="SamplingParams"):
@@ -224,6 +259,8 @@ def test_unknown_engine_argument() -> None:
 
 def test_accepted_no_ops() -> None:
     EngineArgs(
-        trust_remote_code=True, swap_space=4, disable_custom_all_reduce=True, disable_log_stats=True, enforce_eager=True,
-        distributed_executor_backend="mp", quantization="modelopt_mixed", moe_backend="auto", max_model_len=None,
+        trust_remote_code=True, swap_space=4, disable_custom_all_reduce=True,
+        disable_log_stats=True, enforce_eager=True,
+        distributed_executor_backend="mp", quantization="modelopt_mixed", moe_backend="auto",
+        max_model_len=None,
     ).check()  # fmt: skip

@@ -1,4 +1,4 @@
-"""Conversations and tool rounds over a scripted engine: ids never change, nothing of a round is hidden."""
+"""Conversations and tool rounds over a scripted engine: ids never change, nothing is hidden."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import warnings
 from typing import Any
 
 import pytest
-
 from chat_cases import NS, TOKENIZER
+
 from minimax_m31.chat import StreamParser
 from minimax_m31.chat.conversation import Conversation, run_tools
 from minimax_m31.chat.display import display_stream
@@ -32,7 +32,7 @@ class Output:
 
 
 class ScriptedLLM:
-    """Answers with the texts given, whatever is asked. A text that ends in "..." was cut off by the length."""
+    """Answers with the texts given, whatever is asked. One that ends in "..." was cut off."""
 
     def __init__(self, *answers: str, template: str | None = M3_TEMPLATE) -> None:
         state = Tokenizer.from_folder(TOKENIZER).__getstate__()
@@ -80,7 +80,7 @@ def fail(why: str) -> str:
 
 
 def test_ids_of_earlier_turns_never_change() -> None:
-    # Answers that a re-rendering would write differently: a leading closer, odd token borders, no block at all.
+    # Answers that a re-rendering would write differently: a leading closer, no block at all.
     llm = ScriptedLLM("</mm:think>He", "plain", "<mm:think>r</mm:think>x...", "end")
     conversation = Conversation(llm)
     before: list[int] = []
@@ -94,8 +94,10 @@ def test_ids_of_earlier_turns_never_change() -> None:
     assert not conversation.rerendered
     text = llm.tokenizer.decode(conversation.token_ids)
     assert text.endswith(
-        "]~b]user\nquestion 0[e~[\n]~b]ai\n</mm:think>He[e~[\n]~b]user\nquestion 1[e~[\n]~b]ai\nplain[e~[\n"
-        "]~b]user\nquestion 2[e~[\n]~b]ai\n<mm:think>r</mm:think>x...[e~[\n]~b]user\nquestion 3[e~[\n]~b]ai\nend[e~["
+        "]~b]user\nquestion 0[e~[\n]~b]ai\n</mm:think>He[e~[\n"
+        "]~b]user\nquestion 1[e~[\n]~b]ai\nplain[e~[\n"
+        "]~b]user\nquestion 2[e~[\n]~b]ai\n<mm:think>r</mm:think>x...[e~[\n"
+        "]~b]user\nquestion 3[e~[\n]~b]ai\nend[e~["
     )
     assert [message["role"] for message in conversation.messages] == ["user", "assistant"] * 4
     assert conversation.messages[5] == {
@@ -117,7 +119,8 @@ def test_user_text_in_a_later_turn_cannot_forge() -> None:
 
 def test_rerendering_is_said_once() -> None:
     template = (
-        "]~!b[{{ messages | length }}{% for m in messages %}]~b]{{ m.role }}\n{{ m.content }}[e~[\n{% endfor %}"
+        "]~!b[{{ messages | length }}"
+        "{% for m in messages %}]~b]{{ m.role }}\n{{ m.content }}[e~[\n{% endfor %}"
         "{% if add_generation_prompt %}]~b]ai\n{% endif %}"
     )
     conversation = Conversation(ScriptedLLM("a", "b", "c", template=template))
@@ -128,6 +131,17 @@ def test_rerendering_is_said_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         conversation.say("z")
+
+
+def test_a_template_without_the_end_token_is_rendered_anew() -> None:
+    """An end token that a user spelled is not taken for the template's."""
+    template = "]~!b[{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    llm = ScriptedLLM("a [e~[", "b", template=template)
+    conversation = Conversation(llm)
+    conversation.say("x [e~[")
+    with pytest.warns(UserWarning, match="rendered anew"):
+        conversation.say("y")
+    assert llm.tokenizer.decode(llm.prompts[1]).startswith("]~!b[user: x [e~[\nassistant: a [e~[\n")
 
 
 def test_run_tools_feeds_results_and_errors_back() -> None:
@@ -176,6 +190,15 @@ def test_a_conversation_goes_on_after_max_rounds() -> None:
     assert "]~b]tool\n<response>2</response>[e~[\n]~b]user\nand?[e~[" in llm.tokenizer.decode(
         conversation.token_ids
     )
+
+
+def test_defaults_of_the_engine() -> None:
+    llm = ScriptedLLM("a", "b")
+    llm.chat_defaults = ("disabled", "max")  # type: ignore[attr-defined]
+    Conversation(llm).say("x")
+    Conversation(llm, thinking="enabled").say("x")
+    ends = [llm.tokenizer.decode(ids[-1:]) for ids in llm.prompts]
+    assert ends == ["</mm:think>", "<mm:think>"]
 
 
 def test_arguments_are_checked() -> None:

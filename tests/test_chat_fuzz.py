@@ -1,4 +1,4 @@
-"""Random output: the parser never raises, never hangs, loses nothing, and cutting changes nothing."""
+"""Random output: the parser never raises or hangs, loses nothing, and cutting changes nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-
 from chat_cases import NS, check_spans, errors_of, load, stream, view
+
 from minimax_m31.chat import Message, parse, parse_tool_calls, split_reasoning
 
 PIECES = (

@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
-
 from chat_cases import arguments, calls_of, check_spans, ids, load, tools_of
+
 from minimax_m31.chat import (
     StreamParser,
     parse,

@@ -1,4 +1,4 @@
-"""User text cannot forge special tokens, with any template, and harmless text is encoded as ever."""
+"""User text cannot forge special tokens, with any template; harmless text is encoded as ever."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 import pytest
-
 from chat_cases import TOKENIZER, arguments, ids, load
+
 from minimax_m31.chat import render
 from minimax_m31.chat.marks import REQUIRED_TOKENS
 from minimax_m31.tokenizer import Tokenizer

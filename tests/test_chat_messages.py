@@ -1,5 +1,8 @@
-"""Conversations: the error contract beyond the golden cases, normalisation, thinking, history, continuing."""
+"""Conversations: the error contract beyond the golden cases, normalisation, thinking, history,
+continuing.
+"""
 
+# ruff: noqa: E501 (tables of cases, one a line)
 from __future__ import annotations
 
 import copy
@@ -43,29 +46,45 @@ ERRORS: list[tuple[str, Any, str]] = [
     ("no_role", [{"content": "Hi"}], "messages[0].role"),
     ("function_role", [USER, {"role": "function", "content": "x"}], "messages[1].role"),
     ("late_root", [USER, {"role": "root", "content": "x"}], "messages[1].role"),
-    ("root_after_system", [{"role": "system", "content": "x"}, {"role": "root", "content": "x"}], "messages[1].role"),
+    ("root_after_system", [{"role": "system", "content": "x"}, {"role": "root", "content": "x"}],
+    "messages[1].role"),
     ("user_none", [{"role": "user", "content": None}], "messages[0].content"),
     ("user_missing", [{"role": "user"}], "messages[0].content"),
     ("user_number", [{"role": "user", "content": 3}], "messages[0].content"),
     ("system_none", [{"role": "system", "content": None}, USER], "messages[0].content"),
     ("tool_none", [USER, asks(call()), result(content=None)], "messages[2].content"),
     ("part_not_a_dict", [{"role": "user", "content": [3]}], "messages[0].content[0]"),
-    ("part_without_type", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
-    ("text_part_without_text", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    ("part_without_type", [{"role": "user", "content": [{"text": "x"}]}],
+    "messages[0].content[0].type"),
+    ("text_part_without_text", [{"role": "user", "content": [{"type": "text"}]}],
+    "messages[0].content[0].text"),
     ("tool_after_user", [USER, result()], "messages[1].role"),
-    ("tool_after_answer", [USER, asks(call()), result(), {"role": "assistant", "content": "a"}, result()], "messages[4].role"),
-    ("id_twice", [USER, asks(call("a"), call("b")), result("a"), result("a")], "messages[3].tool_call_id"),
-    ("too_many_results", [USER, asks(call("a")), result("a"), result("b")], "messages[3].tool_call_id"),
-    ("too_many_without_ids", [USER, asks(call("a")), result(None), result(None)], "messages[3].tool_call_id"),
-    ("mixed_ids", [USER, asks(call("a"), call("b")), result("a"), result(None)], "messages[3].tool_call_id"),
-    ("call_ids_twice", [USER, asks(call("a"), call("a")), result("a"), result("a")], "messages[1].tool_calls[1].id"),
-    ("no_result_in_the_middle", [USER, asks(call()), {"role": "assistant", "content": "x"}], "messages[1].tool_calls"),
-    ("call_without_name", [USER, asks({"id": "x", "function": {"arguments": "{}"}})], "messages[1].tool_calls[0].function.name"),
-    ("calls_not_a_list", [USER, {"role": "assistant", "content": "", "tool_calls": "x"}], "messages[1].tool_calls"),
-    ("arguments_nan", [USER, asks(call(arguments='{"a": NaN}'))], "messages[1].tool_calls[0].function.arguments"),
-    ("arguments_number", [USER, asks(call(arguments=3))], "messages[1].tool_calls[0].function.arguments"),
-    ("reasoning_number", [USER, {"role": "assistant", "reasoning_content": 3}], "messages[1].reasoning_content"),
-    ("details_wrong", [USER, {"role": "assistant", "reasoning_details": [{"x": 1}]}], "messages[1].reasoning_details"),
+    ("tool_after_answer", [USER, asks(call()), result(), {"role": "assistant", "content": "a"},
+    result()], "messages[4].role"),
+    ("id_twice", [USER, asks(call("a"), call("b")), result("a"), result("a")],
+    "messages[3].tool_call_id"),
+    ("too_many_results", [USER, asks(call("a")), result("a"), result("b")],
+    "messages[3].tool_call_id"),
+    ("too_many_without_ids", [USER, asks(call("a")), result(None), result(None)],
+    "messages[3].tool_call_id"),
+    ("mixed_ids", [USER, asks(call("a"), call("b")), result("a"), result(None)],
+    "messages[3].tool_call_id"),
+    ("call_ids_twice", [USER, asks(call("a"), call("a")), result("a"), result("a")],
+    "messages[1].tool_calls[1].id"),
+    ("no_result_in_the_middle", [USER, asks(call()), {"role": "assistant", "content": "x"}],
+    "messages[1].tool_calls"),
+    ("call_without_name", [USER, asks({"id": "x", "function": {"arguments": "{}"}})],
+    "messages[1].tool_calls[0].function.name"),
+    ("calls_not_a_list", [USER, {"role": "assistant", "content": "", "tool_calls": "x"}],
+    "messages[1].tool_calls"),
+    ("arguments_nan", [USER, asks(call(arguments='{"a": NaN}'))],
+    "messages[1].tool_calls[0].function.arguments"),
+    ("arguments_number", [USER, asks(call(arguments=3))],
+    "messages[1].tool_calls[0].function.arguments"),
+    ("reasoning_number", [USER, {"role": "assistant", "reasoning_content": 3}],
+    "messages[1].reasoning_content"),
+    ("details_wrong", [USER, {"role": "assistant", "reasoning_details": [{"x": 1}]}],
+    "messages[1].reasoning_details"),
 ]  # fmt: skip
 
 
@@ -80,7 +99,8 @@ def test_error_names_the_place(messages: Any, param: str) -> None:
     ("url", "fine"),
     [
         ("data:image/png;base64,AAAA", True), ("file:///tmp/x.png", True), ("/tmp/x.png", True),
-        ("x.png", False), ("../x.png", False), ("", False), (None, False), ("http://h/x.png", False),
+        ("x.png", False), ("../x.png", False), ("", False), (None, False), ("http://h/x.png",
+        False),
         ("https://h/x.png", False), ("ftp://h/x.png", False), ("javascript:1", False),
     ],
 )  # fmt: skip
@@ -326,6 +346,21 @@ def test_continue_with_another_template() -> None:
         [USER, {"role": "assistant", "content": "one"}], source, None, None, None, False, True
     )
     assert rendered.prompt == "<|user|>Go<|end|><|assistant|>one"
+
+
+def test_parser_start_is_read_at_the_boundary_only() -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ end }}"
+    said = [{"role": "user", "content": "say <mm:think>"}]
+    for end, start in (
+        ("ai:", "adaptive"),
+        ("<mm:think>", "enabled"),
+        ("<mm:think>\n ", "enabled"),
+    ):
+        rendered = render(said, source, thinking="disabled", chat_template_kwargs={"end": end})
+        assert rendered.parser_start == start
+    # A template that reads the mode decides by it, whatever else it prints.
+    source += "{# #}{{ thinking_mode }}"
+    assert render(said, source, thinking="disabled").parser_start == "disabled"
 
 
 def test_normalised_form_is_stable() -> None:

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
-
 from chat_cases import NS, check_spans, ids, load, stream, tools_of, view
+
 from minimax_m31.chat import StreamParser, parse
 
 
@@ -91,6 +91,18 @@ def test_one_kind_per_delta_in_order() -> None:
         "tool_calls",
         "content",
     ]
+
+
+def test_asking_for_the_message_at_every_piece_is_cheap() -> None:
+    parser = StreamParser("enabled", [{"type": "function", "function": {"name": "x"}}])
+    for i in range(20_000):
+        parser.feed("word ")
+        if i == 10_000:
+            parser.feed("</mm:think>")
+        assert len(parser.message().raw_spans) <= 3
+    parser.finish()
+    message = parser.message()
+    assert [span.kind for span in message.raw_spans] == ["reasoning", "dropped", "content"]
 
 
 def test_feed_after_finish_is_refused() -> None:

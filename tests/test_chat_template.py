@@ -1,5 +1,6 @@
 """Chat templates: rendered as Hugging Face renders them, and no template can run away."""
 
+# ruff: noqa: E501 (tables of cases, one a line)
 from __future__ import annotations
 
 import threading
@@ -192,6 +193,44 @@ def test_limits_scale_with_the_input() -> None:
     assert prompt == text
     many = [{"role": "user", "content": f"message number {i}"} for i in range(5_000)]
     assert render(many).prompt.count("]~b]user\n") == 5_000
+
+
+def test_loops_over_the_input_are_counted() -> None:
+    """No call, no output, no range: only the count of the loops themselves can end this."""
+    source = (
+        "{% for a in xs %}{% for b in xs %}{% for c in xs %}{% for d in xs %}{% endfor %}"
+        + "{% endfor %}" * 3
+    )
+    began = time.monotonic()
+    with pytest.raises(InvalidRequestError, match="too many loop iterations"):
+        run(source, Limits(iterations=100_000, seconds=1000), xs=list(range(300)))
+    with pytest.raises(InvalidRequestError, match="too many loop iterations"):
+        run(
+            source.replace("in xs", "in xs | map('int')"),
+            Limits(iterations=100_000, seconds=1000),
+            xs=[1] * 300,
+        )
+    with pytest.raises(InvalidRequestError, match="longer than"):
+        run(source, Limits(iterations=10**12, seconds=0.2), xs=list(range(300)))
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("name", ["recursion", "self_recursion", "loop_recursion"])
+def test_recursion_ends_by_its_own_limit(name: str) -> None:
+    """Not by Python's: a caller may have raised that one, and then the stack would overflow."""
+    with pytest.raises(InvalidRequestError, match="nests calls deeper"):
+        run(HOSTILE[name])
+
+
+def test_macros_and_blocks_count_as_written() -> None:
+    """Text that is captured, not put out, is limited too: without that it could fill the memory."""
+    for source in (
+        "{% set b %}{% for x in xs %}{{ big }}{% endfor %}{% endset %}",
+        "{% macro m() %}{% for x in xs %}{{ big }}{% endfor %}{% endmacro %}{% set b = m() %}",
+        "{% set b %}{% for x in xs %}" + "x" * 50_000 + "{% endfor %}{% endset %}",
+    ):
+        with pytest.raises(InvalidRequestError, match="writes more than"):
+            run(source, Limits(output=100_000), xs=[1] * 1000, big="x" * 50_000)
 
 
 def test_one_template_in_many_threads() -> None:

@@ -1,15 +1,17 @@
 """Tools: schemas from callables and pydantic models, what is refused, values by schema, forced-call grammars."""
 
+# ruff: noqa: E501 (tables of cases, one a line)
 from __future__ import annotations
 
 import json
 from typing import Any, Literal, Optional, Union
 
 import pytest
-
 from chat_cases import NS, calls_of, errors_of
+
 from minimax_m31.chat import parse, parse_output, parse_tool_calls, render
 from minimax_m31.chat.grammar import forced_call_grammar, require_llguidance
+from minimax_m31.chat.parser import reasoning_token_count
 from minimax_m31.chat.tools import check_tool_choice, function_tool, normalise_tools
 from minimax_m31.errors import GrammarError, InvalidRequestError
 
@@ -23,7 +25,8 @@ def get_tide(port: str, day: int = 0, units: Optional[str] = None) -> float:  # 
 
     Args:
         port: Where, by name,
-            in English.
+            in English,
+        or German.
         day (int): Days from today
         units: Unit (choices: ["m", "ft"])
 
@@ -42,7 +45,10 @@ def test_schema_of_a_callable() -> None:
             "parameters": {
                 "type": "object",
                 "properties": {
-                    "port": {"type": "string", "description": "Where, by name, in English."},
+                    "port": {
+                        "type": "string",
+                        "description": "Where, by name, in English, or German.",
+                    },
                     "day": {"type": "integer", "description": "Days from today"},
                     "units": {
                         "type": "string",
@@ -393,6 +399,14 @@ def test_finish_reason_and_shapes() -> None:
     assert len(ids) == 100
 
 
+def test_reasoning_tokens() -> None:
+    spans = parse("<mm:think>abcd</mm:think>ef", "adaptive").raw_spans
+    # mark, "ab", "cd" + mark, "e", "f"; then everything in single characters
+    assert reasoning_token_count(spans, [10, 2, 13, 1, 1]) == 2
+    assert reasoning_token_count(spans, [1] * 27) == 4
+    assert reasoning_token_count([], [1, 2]) == 0
+
+
 def test_parse_output_of_stored_text() -> None:
     assert parse_output("r</mm:think>a[e~[", start="enabled").content == "a"
     with pytest.raises(InvalidRequestError) as caught:
@@ -442,9 +456,9 @@ def test_grammar_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_grammar_admits_exactly_the_forced_calls() -> None:
     pytest.importorskip("llguidance")
+    from chat_cases import TOKENIZER
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    from chat_cases import TOKENIZER
     from minimax_m31.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_folder(TOKENIZER)

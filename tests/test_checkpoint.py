@@ -11,8 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from checkpoint_files import (
+    GOLDEN,
+    RawTensors,
+    modelopt_spelling,
+    read_raw,
+    write_safetensors,
+)
 
 from minimax_m31 import _core
 from minimax_m31.checkpoint import (
@@ -24,10 +30,8 @@ from minimax_m31.checkpoint import (
     read_config,
 )
 from minimax_m31.errors import ConfigError, Mm31Error
-from minimax_m31.safetensors import read_header
 from minimax_m31.strict_json import parse_object
 
-GOLDEN = Path(__file__).parent / "golden"
 CASES = ["m31_d128", "m3_d128", "m31_d128_nvfp4", "m31_dspark", "text_d32"]
 # Every mutation ends as one of these, or the checkpoint still opens.
 OURS = (ConfigError, OSError, Mm31Error)
@@ -55,30 +59,6 @@ def open_engine(info: CheckpointInfo) -> None:
         eos_token_ids=info.eos_token_ids,
     )
     engine.close()
-
-
-def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {
-            "dtype": dtype,
-            "shape": shape,
-            "data_offsets": [offset, offset + len(data)],
-        }
-        offset += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    body = b"".join(t[2] for t in tensors.values())
-    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
-
-
-def read_raw(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    data = path.read_bytes()
-    return {
-        t.name: (t.dtype, list(t.shape), data[t.offset : t.offset + t.n_bytes])
-        for t in read_header(path)
-    }
 
 
 @pytest.fixture
@@ -127,7 +107,7 @@ def test_golden_checkpoints_are_read(case: str) -> None:
 
 def test_shards_and_one_file_are_the_same_checkpoint(tmp_path: Path) -> None:
     whole = read_checkpoint(GOLDEN / "m31_d128")
-    merged: dict[str, tuple[str, list[int], bytes]] = {}
+    merged: RawTensors = {}
     for file in whole.files:
         merged.update(read_raw(Path(file)))
     shutil.copyfile(GOLDEN / "m31_d128" / "config.json", tmp_path / "config.json")
@@ -177,24 +157,8 @@ def test_flat_config_and_other_spellings(folder: Path) -> None:
 
 
 def test_modelopt_spelling_opens(tmp_path: Path) -> None:
-    """`.weight` U8 + `.weight_scale` + `.weight_scale_2` (decode) is the same matrix."""
     source = GOLDEN / "m31_d128_nvfp4"
-    tensors = read_raw(source / SINGLE)
-    out: dict[str, tuple[str, list[int], bytes]] = {}
-    for name, (dtype, shape, data) in tensors.items():
-        if name.endswith(".weight_global_scale"):
-            value = np.frombuffer(data, np.float32)
-            renamed = name.replace("weight_global_scale", "weight_scale_2")
-            out[renamed] = ("F32", [], (np.float32(1) / value).astype(np.float32).tobytes())
-        else:
-            for old, new in (
-                (".weight_packed", ".weight"),
-                (".input_global_scale", ".input_scale"),
-                (".weight_scale_inv", ".weight_scale"),
-            ):
-                if name.endswith(old):
-                    name = name.removesuffix(old) + new
-            out[name] = (dtype, shape, data)
+    out = modelopt_spelling(read_raw(source / SINGLE))
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,6 @@
-"""The same request gives the same bits: alone, batched, chunked, after a preemption, after a prefix hit, on any thread
-count. Checked on the log-probabilities of the whole vocabulary, bit by bit, on ref and on cpu."""
+"""The same request gives the same bits: alone, batched, chunked, after a preemption, after a prefix
+hit, on any thread count. Checked on the log-probabilities of the whole vocabulary, bit by bit, on
+ref and on cpu."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from minimax_m31 import LLM, RequestOutput, SamplingParams
 
 BACKENDS = ["ref", "cpu"]
 PROMPT = [(13 * i + 5) % 240 for i in range(300)]
-PARAMS = SamplingParams(temperature=0.8, top_p=0.9, seed=77, max_tokens=20, ignore_eos=True, logprobs=5, prompt_logprobs=2,
+PARAMS = SamplingParams(temperature=0.8, top_p=0.9, seed=77, max_tokens=20, ignore_eos=True,
+logprobs=5, prompt_logprobs=2,
                         return_sampling_logprob=True)  # fmt: skip
 
 
@@ -19,8 +21,17 @@ def bits(output: RequestOutput) -> bytes:
     """Everything numeric of a result."""
     one = output.outputs[0]
     flat, prompt = one.logprobs.flat, output.prompt_logprobs.flat
-    arrays = [flat.token_ids, flat.logprobs, flat.ranks, prompt.token_ids, prompt.logprobs, one.sampling_logprobs]
-    return repr(one.token_ids).encode() + b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+    arrays = [
+        flat.token_ids,
+        flat.logprobs,
+        flat.ranks,
+        prompt.token_ids,
+        prompt.logprobs,
+        one.sampling_logprobs,
+    ]
+    return repr(one.token_ids).encode() + b"".join(
+        np.ascontiguousarray(a).tobytes() for a in arrays
+    )
 
 
 def others(count: int) -> list[list[int]]:
@@ -72,10 +83,14 @@ def test_after_a_preemption(alone: tuple[str, bytes]) -> None:
     backend, expected = alone
     with ids_llm(backend) as llm:
         page = llm._info["page_bytes"]
-    with ids_llm(backend, kv_cache_memory_bytes=8 * page, max_model_len=1024, enable_prefix_caching=False) as llm:
+    with ids_llm(
+        backend, kv_cache_memory_bytes=8 * page, max_model_len=1024, enable_prefix_caching=False
+    ) as llm:
         hungry = [[i + 1] * 120 for i in range(4)]
         many = SamplingParams(max_tokens=300, seed=1, ignore_eos=True)
-        outputs = llm.generate([*hungry, PROMPT], [many] * 4 + [PARAMS.replace(max_tokens=20)], use_tqdm=False)
+        outputs = llm.generate(
+            [*hungry, PROMPT], [many] * 4 + [PARAMS.replace(max_tokens=20)], use_tqdm=False
+        )
         assert bits(outputs[4]) == expected
         assert sum(o.outputs[0].num_preempted for o in outputs) > 0
         by_itself = [llm.generate(prompt, many)[0].outputs[0].token_ids for prompt in hungry]
@@ -87,9 +102,13 @@ def test_the_request_itself_is_preempted() -> None:
     for backend in BACKENDS:
         with ids_llm(backend) as llm:
             page = llm._info["page_bytes"]
-            wanted = [llm.generate([i + 1] * 100, PARAMS.replace(max_tokens=200))[0] for i in range(4)]
+            wanted = [
+                llm.generate([i + 1] * 100, PARAMS.replace(max_tokens=200))[0] for i in range(4)
+            ]
         with ids_llm(backend, kv_cache_memory_bytes=6 * page, max_model_len=512) as llm:
-            out = llm.generate([[i + 1] * 100 for i in range(4)], PARAMS.replace(max_tokens=200), use_tqdm=False)
+            out = llm.generate(
+                [[i + 1] * 100 for i in range(4)], PARAMS.replace(max_tokens=200), use_tqdm=False
+            )
             assert any(o.outputs[0].num_preempted for o in out)
             assert [bits(o) for o in out] == [bits(o) for o in wanted]
 
@@ -121,7 +140,14 @@ def test_scores_equal_what_generation_reported(alone: tuple[str, bytes]) -> None
 def test_bfloat16_with_every_cache(backend: str, case: str, cache: str) -> None:
     from minimax_m31 import LLM as Engine
 
-    common = {"backend": backend, "max_model_len": 1024, "max_num_seqs": 4, "kv_cache_dtype": cache, "indexer_kv_dtype": cache, "threads": 1}
+    common = {
+        "backend": backend,
+        "max_model_len": 1024,
+        "max_num_seqs": 4,
+        "kv_cache_dtype": cache,
+        "indexer_kv_dtype": cache,
+        "threads": 1,
+    }
     with Engine(GOLDEN / case, max_num_batched_tokens=512, **common) as llm:
         whole = llm.generate(PROMPT, PARAMS)[0]
     with Engine(GOLDEN / case, max_num_batched_tokens=128, **common) as llm:

@@ -24,7 +24,9 @@ def run(count: int, *, warm: int) -> None:
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=2, ignore_eos=True, logprobs=0)
     seen = 0
     start = 0
-    for index, output in llm.generate_iter([prompt(i) for i in range(count)], params, use_tqdm=False):
+    for index, output in llm.generate_iter(
+        [prompt(i) for i in range(count)], params, use_tqdm=False
+    ):
         assert output.prompt_token_ids == prompt(index)
         assert len(output.outputs[0].token_ids) == 2
         seen += 1

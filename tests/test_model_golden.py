@@ -11,20 +11,18 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from checkpoint_files import GOLDEN, golden
 from tolerances import GOLDEN_LOGITS_ABS
 
-from minimax_m31 import LLM, SamplingParams, _core
+from minimax_m31 import LLM, InvalidRequestError, SamplingParams, _core
 from minimax_m31.safetensors import read_header
 
-GOLDEN = Path(__file__).parent / "golden"
-NUMPY = {"F32": np.float32, "I32": np.int32, "I16": np.int16, "U8": np.uint8}
 # what is in each golden.safetensors: lengths of prompts, lengths before greedy decoding
 LENGTHS = {
     "m31_d128": [1, 127, 128, 129, 700, 2600],
@@ -37,18 +35,6 @@ BACKENDS = ["ref", "cpu"]
 
 Array = npt.NDArray[Any]
 Opened = tuple[LLM, str, str]  # engine, case, backend
-
-
-@cache
-def golden(case: str) -> dict[str, Array]:
-    path = GOLDEN / case / "golden.safetensors"
-    data = path.read_bytes()
-    return {
-        t.name: np.frombuffer(
-            data, NUMPY[t.dtype], count=int(np.prod(t.shape, dtype=np.int64)), offset=t.offset
-        ).reshape(t.shape)
-        for t in read_header(path)
-    }
 
 
 def open_llm(folder: Path, backend: str, dtype: str = "float32", **kwargs: Any) -> LLM:
@@ -278,9 +264,9 @@ def test_weight_mistakes_are_visible(
 ) -> None:
     case = "m31_d128_nvfp4"
     rewrite(GOLDEN / case, tmp_path, lambda _, data: data)
-    assert mistake_error(tmp_path, case, 2600) < GOLDEN_LOGITS_ABS
+    assert mistake_error(tmp_path, case, 700) < GOLDEN_LOGITS_ABS
     rewrite(GOLDEN / case, tmp_path, change)
-    assert mistake_error(tmp_path, case, 2600) > least
+    assert mistake_error(tmp_path, case, 700) > least
 
 
 def test_one_global_scale_for_w1_and_w3_is_visible(tmp_path: Path) -> None:
@@ -300,7 +286,7 @@ def test_one_global_scale_for_w1_and_w3_is_visible(tmp_path: Path) -> None:
         )
 
     rewrite(GOLDEN / case, tmp_path, w1_for_w3)
-    assert mistake_error(tmp_path, case, 2600) > 0.1
+    assert mistake_error(tmp_path, case, 700) > 0.1
 
 
 def test_decode_scale_read_as_encode_scale_is_visible(tmp_path: Path) -> None:
@@ -320,3 +306,37 @@ def test_released_config_is_what_the_cases_follow() -> None:
         text = json.loads((GOLDEN / case / "config.json").read_text())["text_config"]
         assert text["routed_scaling_factor"] == 2.0 and text["swiglu_limit"] == 7.0
         assert text["sparse_attention_config"]["sparse_local_block"] == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forced_choices_are_used_and_checked(backend: str) -> None:
+    g = golden("m31_d128")
+    ids = g["len700.input_ids"]
+    blocks = [g[f"len700.blocks.{i}"].copy() for i in range(4)]
+    experts = [None, None, *(g[f"len700.experts.{i}"].copy() for i in (2, 3))]
+    blocks[1][:, 640:, :] = [0, 1, 2, 5]
+    experts[3][:] = [1, 5, 9, 15]
+    what = ("logits", "blocks", "experts")
+    with open_llm(GOLDEN / "m31_d128", backend) as llm:
+        t = llm.trace(ids, what=what, force_blocks=blocks, force_experts=experts)
+        assert t.blocks is not None and t.experts is not None and t.logits is not None
+        np.testing.assert_array_equal(t.blocks[1], blocks[1])
+        np.testing.assert_array_equal(t.experts[3], experts[3])
+        at = g["len700.positions"]
+        assert np.abs(t.logits[at] - g["len700.logits"]).max() > 0.1
+        for layer, position, row in (
+            (1, 5, [0, 3, -1, -1]),
+            (0, 690, [3, 2, 1, 0]),
+            (2, 0, [-1] * 4),
+        ):
+            wrong: list[Any] = [b.copy() for b in blocks]
+            wrong[layer][1, position] = row
+            with pytest.raises(InvalidRequestError, match="force_blocks"):
+                llm.trace(ids, what=what, force_blocks=wrong)
+        for row in ([1, 5, 9, 16], [1, 1, 2, 3], [-1, 0, 1, 2]):
+            bad: list[Any] = [None, None, None, experts[3].copy()]
+            bad[3][17] = row
+            with pytest.raises(InvalidRequestError, match="force_experts"):
+                llm.trace(ids, what=what, force_experts=bad)
+        right = llm.compute_logits(ids)[at]  # the engine goes on after a refusal
+        assert np.abs(right - g["len700.logits"]).max() < GOLDEN_LOGITS_ABS

@@ -25,6 +25,13 @@ Array = NDArray[Any]
 OPERANDS = Limit(nmse=1e-8, max_abs=1e-3)
 
 
+def squared_error_limit(case: Case, bound: Limit, size: int) -> float:
+    """With bf16 activations two right computations differ where a sum lies at a rounding border, in
+    few elements and by one step there. A missing or an additional rounding costs 6e-7 and more."""
+    coded = {"fp8", "nvfp4"} & {case.fmt, case.index}
+    return 1e-7 + 3e-5 / size if bound is BF16 and case.act == "bf16" and not coded else bound.nmse
+
+
 def compute(case: Case, backend: str) -> Outputs:
     with Machine(backend, case.s) as m:
         prepared = case.prepare(m)
@@ -55,7 +62,10 @@ def compare(case: Case, got: Outputs, want: Outputs) -> None:
         nmse = float((error**2).sum() / max((b**2).sum(), 1e-300))
         where = np.unravel_index(int(error.argmax()), error.shape)
         text = f"{name}: nmse {nmse:.1e}, largest error {error.max():.1e} of {size:.1e} at {where}"
-        assert nmse <= bound.nmse and float(error.max()) <= bound.max_abs * size, text
+        assert (
+            nmse <= squared_error_limit(case, bound, a.size)
+            and float(error.max()) <= bound.max_abs * size
+        ), text
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -148,12 +158,17 @@ def test_attn_sparse_nan_score_gives_nan(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_attn_out_nan_logit_gives_first_experts_and_nan_weights(backend: str) -> None:
+@pytest.mark.parametrize("where", ["row", "router"])
+def test_attn_out_nan_logit_gives_first_experts_and_nan_weights(where: str, backend: str) -> None:
+    """One NaN logit is enough, chosen or not."""
     case = next(c for c in CASES if str(c) == "attn_out-f32")
     inputs = attn_out_inputs(case)
-    inputs["x"][4, 9] = np.nan
+    n, k = case.n_row, case.s["n_expert_used"]
+    if where == "row":
+        inputs["x"][4, 9] = np.nan
+    else:
+        inputs["gate"][6, 3] = np.nan
     with Machine(backend, case.s) as m:
-        n, k = case.n_row, case.s["n_expert_used"]
         experts, weights = m.put(np.full((n, k), -7, np.int32)), m.put(np.zeros((n, k), np.float32))
         m.run(
             "attn_out",
@@ -168,8 +183,10 @@ def test_attn_out_nan_logit_gives_first_experts_and_nan_weights(backend: str) ->
             experts=experts,
             weights=weights,
         )
-        assert m.get(experts)[4].tolist() == list(range(k))
-        assert np.isnan(m.get(weights)).any(1).tolist() == [t == 4 for t in range(n)]
+        broken = [t for t in range(n) if t == 4 or where == "router"]
+        assert (m.get(experts)[broken] == np.arange(k)).all()
+        is_nan = np.isnan(m.get(weights))
+        assert is_nan[broken].all() and is_nan.any(1).sum() == len(broken)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,4 +1,4 @@
-"""The tokenizer: golden pieces and ids, the loader's refusals, byte table, threads, cutting of large texts."""
+"""The tokenizer: golden pieces and ids, refusals, byte table, threads, cutting of large texts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from chat_cases import NS, TOKENIZER, ids, load
+
 from minimax_m31 import tokenizer as module
 from minimax_m31.errors import ConfigError, InvalidRequestError
 from minimax_m31.tokenizer import Tokenizer
@@ -78,6 +78,8 @@ def test_surface(tokenizer: Tokenizer) -> None:
             tokenizer.decode(bad)
     with pytest.raises(InvalidRequestError):
         tokenizer.encode(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="return_tensors"):
+        tokenizer.apply_chat_template([], return_tensors="pt")
 
 
 def test_byte_table(tokenizer: Tokenizer) -> None:
@@ -99,6 +101,15 @@ def test_decoding_agrees_with_the_library(tokenizer: Tokenizer) -> None:
         for skip in (False, True):
             expected = tokenizer._whole.decode(found, skip_special_tokens=skip)
             assert tokenizer.decode(found, skip_special_tokens=skip) == expected
+
+
+def test_the_longest_added_token_wins(tokenizer: Tokenizer) -> None:
+    wider = document()
+    wider["added_tokens"].append({**wider["added_tokens"][0], "id": 512, "content": "]~b]user"})
+    wider["added_tokens"].append({**wider["added_tokens"][0], "id": 513, "content": "]~b]us"})
+    both = Tokenizer(json.dumps(wider))
+    assert both.encode_chat("]~b]user]~b]us]~b]u", []) == [512, 513, 500, 84]
+    assert both.encode("]~b]user]~b]us]~b]u") == [512, 513, 500, 84]
 
 
 def test_pickle_equality_and_hash(tokenizer: Tokenizer) -> None:

@@ -1,28 +1,30 @@
-/* bench_cpu.c: times the cpu backend's kernels and ops on this machine; bench_ops.py builds and runs it.
+/* bench_cpu.c: times the cpu backend's kernels and ops on this machine; bench_ops.py builds and
+ * runs it.
  *
- *   bench_cpu <what> [tier] [threads]     what: peak, gemv, gemm, ops, sample
+ *   bench_cpu gemv|gemm|model|sample [tier] [threads]
  *
- * Prints one line per result: name|params|value|unit|floor|floor unit|note. The ceilings (streaming read, multiply-add rate)
- * are measured in the same run; every timed result is first compared with ref. Times are medians. */
+ * Prints one line per result: name|params|value|unit|floor|peer|note. floor: the ceiling (streaming
+ * read in GB/s, f32 multiply-adds in GFLOP/s), measured in the same run, before and after; peer:
+ * ref on the same work. Every timed result is first compared with ref. A time is the best of its
+ * repetitions and a ceiling the best of its passes, so that other work on the machine lowers
+ * neither. */
+#if !defined(__x86_64__)
+#error "the ceilings are measured with x86-64 instructions"
+#endif
 #include <immintrin.h>
 
-#include "bench_model.h"
+#include "../c/cpu_model.h"
 
-static double median(double *t, int n)
+static void report(const char *name, const char *params, double value, const char *unit,
+                   double floor, double peer, const char *note)
 {
-    for (int i = 1; i < n; i++) {
-        for (int j = i; j > 0 && t[j] < t[j - 1]; j--) {
-            const double x = t[j];
-            t[j] = t[j - 1];
-            t[j - 1] = x;
-        }
-    }
-    return t[n / 2];
-}
-
-static void report(const char *name, const char *params, double value, const char *unit, double floor, const char *note)
-{
-    printf("%s|%s|%.4g|%s|%.4g|%s\n", name, params, value, unit, floor, note);
+    printf("%s|%s|%.4g|%s|", name, params, value, unit);
+    if (floor > 0.0)
+        printf("%.4g", floor);
+    printf("|");
+    if (peer > 0.0)
+        printf("%.4g", peer);
+    printf("|%s\n", note);
     fflush(stdout);
 }
 
@@ -55,7 +57,8 @@ static void read_range(void *ctx, int64_t begin, int64_t end, int i_thread)
         r->sum[i_thread % 64][j] += s[j];
 }
 
-/* Bytes per second that all threads together read from memory: the best of several passes, as STREAM counts. */
+/* Bytes per second that all threads together read from memory: the best of several passes, as
+ * STREAM counts. */
 static double read_bandwidth(mm_pool *pool)
 {
     uint8_t *p = aligned_alloc(4096, (size_t)READ_BYTES);
@@ -75,17 +78,17 @@ static double read_bandwidth(mm_pool *pool)
 }
 
 #define PEAK_ROUNDS 2000000
-#define PEAK_BODY(set1, fma, sum)                                                                                      \
-    typeof(set1(0.0f)) a[12];                                                                                          \
-    const typeof(set1(0.0f)) x = set1(0.999f), y = set1(1e-3f);                                                        \
-    for (int i = 0; i < 12; i++)                                                                                       \
-        a[i] = set1((float)i);                                                                                         \
-    for (int64_t k = 0; k < PEAK_ROUNDS; k++) {                                                                        \
-        _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++) a[i] = fma(a[i], x, y);                                  \
-    }                                                                                                                  \
-    float s = 0.0f;                                                                                                    \
-    for (int i = 0; i < 12; i++)                                                                                       \
-        s += sum(a[i]);                                                                                                \
+#define PEAK_BODY(set1, fma, sum)                                                                  \
+    typeof(set1(0.0f)) a[12];                                                                      \
+    const typeof(set1(0.0f)) x = set1(0.999f), y = set1(1e-3f);                                    \
+    for (int i = 0; i < 12; i++)                                                                   \
+        a[i] = set1((float)i);                                                                     \
+    for (int64_t k = 0; k < PEAK_ROUNDS; k++) {                                                    \
+        _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++) a[i] = fma(a[i], x, y);              \
+    }                                                                                              \
+    float s = 0.0f;                                                                                \
+    for (int i = 0; i < 12; i++)                                                                   \
+        s += sum(a[i]);                                                                            \
     return s
 
 __attribute__((target("avx512f"), noinline)) static float peak512(void)
@@ -122,15 +125,18 @@ static double fma_peak(mm_pool *pool)
 
 /* ---------------------------------------------------------------- linear */
 
-static const mm_weight_format formats[] = {MM_WEIGHT_F32, MM_WEIGHT_BF16, MM_WEIGHT_MXFP8, MM_WEIGHT_NVFP4};
+static const mm_weight_format formats[] = {MM_WEIGHT_F32, MM_WEIGHT_BF16, MM_WEIGHT_MXFP8,
+                                           MM_WEIGHT_NVFP4};
 static const char *const format_name[] = {"none", "f32", "bf16", "mxfp8", "nvfp4"};
 
-/* Times m rows through a matrix; seconds, or < 0 when the result is not ref's. */
-static double time_linear(host *h, const mm_op_shape *shape, const mm_weight *w, const void *x, int64_t m, int n_rep, float *y)
+/* Best time of m rows through a matrix in seconds, or < 0 when the result is not ref's or the op
+ * fails. */
+static double time_linear(host *h, const mm_op_shape *shape, const mm_weight *w, const void *x,
+                          int64_t m, int n_rep, float *y)
 {
     const mm_op_context c = {.stream = h->stream, .shape = shape, .comm = h->comm};
-    double t[64];
-    for (int i = 0; i < n_rep + 1; i++) {
+    double best = (double)INFINITY;
+    for (int i = 0; i < n_rep; i++) {
         const double begin = mm_now();
         const mm_cpu_run r = mm_cpu_start(&c);
         const mm_cpu_kind kind = mm_cpu_kind_of(r.isa, w->format, shape->act);
@@ -140,21 +146,44 @@ static double time_linear(host *h, const mm_op_shape *shape, const mm_weight *w,
         mm_cpu_job job = {w, kind, rows.at[kind], m, y, w->n_out, 0};
         if (mm_cpu_linear(&r, &job, 1) != MM_OK)
             return -1.0;
-        if (i > 0)
-            t[i - 1] = mm_now() - begin;
+        const double t = mm_now() - begin;
+        best = t < best ? t : best;
     }
-    /* the first 48 outputs of the last row */
-    float *row = malloc((size_t)w->n_in * sizeof(float)), *xf = malloc((size_t)w->n_in * sizeof(float)), want[48];
-    const mm_weight some = mm_weight_rows(w, 0, 48);
+    enum { CHECKED = 48 }; /* outputs of the last row */
+    float *row = malloc((size_t)w->n_in * sizeof(float)),
+          *xf = malloc((size_t)w->n_in * sizeof(float)), want[CHECKED];
+    const mm_weight some = mm_weight_rows(w, 0, CHECKED);
     mm_ref_act_read(shape->act, x, (m - 1) * w->n_in, w->n_in, xf);
-    mm_ref_linear(&some, xf, 1, want, 48, row);
-    const double err = relative_error(y + (m - 1) * w->n_out, want, 48);
+    mm_ref_linear(&some, xf, 1, want, CHECKED, row);
+    const double err = relative_error(y + (m - 1) * w->n_out, want, CHECKED);
     free(row);
     free(xf);
-    return err < 1e-5 ? median(t, n_rep) : -1.0;
+    return err < 1e-5 ? best : -1.0;
 }
 
-static int bench_linear(const char *tier, int n_thread, int64_t m, int64_t n_out, int64_t n_in, int n_rep)
+/* A large weight from one block of random rows, repeated: values do not matter for time. */
+static mm_weight repeated_weight(uint64_t *seed, mm_weight_format format, int64_t n_out,
+                                 int64_t n_in)
+{
+    const int64_t n_block = mm_min_i64(n_out, 512);
+    mm_weight block = random_weight(seed, format, n_block, n_in, 0), w = block;
+    uint8_t *data = malloc((size_t)(n_out * w.data_stride)),
+            *scale = malloc((size_t)(n_out * w.scale_stride + 1));
+    for (int64_t i = 0; i < n_out; i += n_block) {
+        const int64_t n = mm_min_i64(n_block, n_out - i);
+        memcpy(data + i * w.data_stride, block.data, (size_t)(n * w.data_stride));
+        if (block.scale != NULL)
+            memcpy(scale + i * w.scale_stride, block.scale, (size_t)(n * w.scale_stride));
+    }
+    w.n_out = n_out;
+    w.data = data;
+    w.scale = scale;
+    free_weight(&block);
+    return w;
+}
+
+static int bench_linear(const char *tier, int n_thread, int64_t m, int64_t n_out, int64_t n_in,
+                        int n_rep)
 {
     const mm_op_shape shape = {.act = MM_DTYPE_BF16, .d_model = (int32_t)n_in};
     uint64_t seed = 1;
@@ -166,35 +195,26 @@ static int bench_linear(const char *tier, int n_thread, int64_t m, int64_t n_out
     float *y = malloc((size_t)(m * n_out) * sizeof(float));
     random_fill(&seed, MM_DTYPE_BF16, 1.0f, x, m * n_in);
     int bad = 0;
-    for (int f = 1; f < 4 && bad == 0; f++) {
-        /* a block of rows, repeated: values do not matter for time, making 100 M of them would take longer than the test */
-        const int64_t n_block = mm_min_i64(n_out, 512);
-        mm_weight block = random_weight(&seed, formats[f], n_block, n_in, 0), w = block;
-        uint8_t *data = malloc((size_t)(n_out * w.data_stride)), *scale = malloc((size_t)(n_out * w.scale_stride + 1));
-        for (int64_t i = 0; i < n_out; i += n_block) {
-            const int64_t n = mm_min_i64(n_block, n_out - i);
-            memcpy(data + i * w.data_stride, block.data, (size_t)(n * w.data_stride));
-            if (block.scale != NULL)
-                memcpy(scale + i * w.scale_stride, block.scale, (size_t)(n * w.scale_stride));
-        }
-        w.n_out = n_out;
-        w.data = data;
-        w.scale = block.scale != NULL ? scale : NULL;
-        const double ceiling = m == 1 ? read_bandwidth(pool) : fma_peak(pool);
+    for (int f = 0; f < (int)MM_ARRAY_LEN(formats) && bad == 0; f++) {
+        mm_weight w = repeated_weight(&seed, formats[f], n_out, n_in);
+        double ceiling = m == 1 ? read_bandwidth(pool) : fma_peak(pool);
         const double t = time_linear(&h, &shape, &w, x, m, n_rep, y);
-        char params[128], note[64];
-        snprintf(params, sizeof params, "format=%s m=%d n=%d k=%d tier=%s threads=%d", format_name[formats[f]], (int)m,
-                 (int)n_out, (int)n_in, h.backend->props.tier, n_thread);
-        const double work = m == 1 ? (double)(n_out * (w.data_stride + w.scale_stride)) : 2.0 * (double)(m * n_out * n_in);
-        if (t > 0.0) {
-            snprintf(note, sizeof note, "%.1f %% of the ceiling", 100.0 * work / t / ceiling);
-            report(m == 1 ? "gemv" : "gemm", params, work / t * 1e-9, m == 1 ? "GB/s" : "GFLOP/s", ceiling * 1e-9, note);
-        } else {
+        const double after = m == 1 ? read_bandwidth(pool) : fma_peak(pool);
+        ceiling = after > ceiling ? after : ceiling;
+        char params[160], note[96];
+        const double work = m == 1 ? (double)(n_out * (w.data_stride + w.scale_stride))
+                                   : 2.0 * (double)(m * n_out * n_in);
+        snprintf(params, sizeof params, "format=%s m=%d n=%d k=%d tier=%s threads=%d",
+                 format_name[formats[f]], (int)m, (int)n_out, (int)n_in, h.backend->props.tier,
+                 n_thread);
+        snprintf(note, sizeof note, "%.0f %% of the %s measured in this run",
+                 100.0 * work / t / ceiling, m == 1 ? "read bandwidth" : "f32 peak");
+        if (t > 0.0)
+            report(m == 1 ? "cpu_gemv" : "cpu_gemm", params, work / t * 1e-9,
+                   m == 1 ? "GB/s" : "GFLOP/s", ceiling * 1e-9, 0.0, note);
+        else
             bad = fail("linear differs from ref or failed");
-        }
-        free(data);
-        free(scale);
-        free_weight(&block);
+        free_weight(&w);
     }
     free(x);
     free(y);
@@ -202,15 +222,198 @@ static int bench_linear(const char *tier, int n_thread, int64_t m, int64_t n_out
     return bad;
 }
 
+/* ---------------------------------------------------------------- a whole model */
+
+enum { PROMPT = 128 };
+
+/* Seconds of a prompt and of one decode row after it (the best of n_decode); logits of the first
+ * decode row to out. */
+static mm_status time_model(const model *m, const char *tier, int n_thread, int n_rep, int n_decode,
+                            double *prefill, double *decode, char *tier_name, float *out)
+{
+    session s;
+    mm_status st = open_session(&s, m, tier, n_thread);
+    *prefill = *decode = (double)INFINITY;
+    for (int i = 0; i < n_rep && st == MM_OK; i++) {
+        const int32_t zero = 0, n = PROMPT;
+        const double begin = mm_now();
+        st = run_step(&s, 0, 1, &zero, &n);
+        const double t = mm_now() - begin;
+        *prefill = t < *prefill ? t : *prefill;
+    }
+    for (int i = 0; i < n_decode && st == MM_OK; i++) {
+        const int32_t pos = PROMPT + i, n = 1;
+        const double begin = mm_now();
+        st = run_step(&s, 0, 1, &pos, &n);
+        const double t = mm_now() - begin;
+        *decode = t < *decode ? t : *decode;
+        if (i == 0)
+            memcpy(out, s.logits, (size_t)m->z.n_vocab * sizeof(float));
+    }
+    if (st == MM_OK)
+        snprintf(tier_name, 32, "%s", s.host.backend->props.tier);
+    close_session(&s);
+    return st;
+}
+
+static int bench_model(const char *tier, int n_thread)
+{
+    const model_sizes z = {.act = MM_DTYPE_BF16,
+                           .linear = MM_WEIGHT_MXFP8,
+                           .expert = MM_WEIGHT_NVFP4,
+                           .kv = MM_CACHE_BF16,
+                           .index = MM_CACHE_BF16,
+                           .n_layer = 8,
+                           .d_model = 1024,
+                           .n_head = 16,
+                           .n_kv_head = 4,
+                           .head_dim = 64,
+                           .n_expert = 32,
+                           .n_expert_used = 4,
+                           .d_expert = 512,
+                           .d_shared = 512,
+                           .d_dense = 4096,
+                           .n_vocab = 32000,
+                           .n_top_block = 16,
+                           .max_model_len = 1024,
+                           .max_rows = 256,
+                           .max_seqs = 1};
+    double prefill[2], decode[2];
+    char name[2][32], params[192], note[64];
+    model m;
+    open_model(&m, &z);
+    float *logits = malloc(2 * sizeof(float) * (size_t)z.n_vocab);
+    mm_status st = time_model(&m, NULL, 1, 1, 3, &prefill[0], &decode[0], name[0], logits);
+    if (st == MM_OK)
+        st = time_model(&m, tier, n_thread, 8, 40, &prefill[1], &decode[1], name[1],
+                        logits + z.n_vocab);
+    const double err = st == MM_OK ? relative_error(logits + z.n_vocab, logits, z.n_vocab) : 0.0;
+    const bool is_good = st == MM_OK && err < 0.3; /* bf16 roundings through 8 layers of random
+                                                      weights */
+    snprintf(params, sizeof params,
+             "layers=8 d_model=1024 experts=32x512 used=4 vocab=32000 mxfp8+nvfp4 bf16 tier=%s "
+             "threads=%d",
+             name[1], n_thread);
+    if (is_good) {
+        snprintf(note, sizeof note, "%.0f times ref; batch 1 after %d tokens",
+                 decode[0] / decode[1], PROMPT);
+        report("cpu_model_decode", params, 1.0 / decode[1], "tok/s", 0.0, 1.0 / decode[0], note);
+        snprintf(note, sizeof note, "%.0f times ref; a prompt of %d", prefill[0] / prefill[1],
+                 PROMPT);
+        report("cpu_model_prefill", params, PROMPT / prefill[1], "tok/s", 0.0, PROMPT / prefill[0],
+               note);
+    }
+    free(logits);
+    close_model(&m);
+    if (st == MM_OK && !is_good)
+        fprintf(stderr, "bench_cpu: logits differ from ref by %g\n", err);
+    return is_good ? 0 : fail("model");
+}
+
+/* ---------------------------------------------------------------- sampling */
+
+static double time_sample(host *h, const mm_op_shape *shape, const mm_slot_params *p,
+                          const float *logits, float *work, int n_rep, int32_t *token)
+{
+    const mm_op_context c = {.stream = h->stream, .shape = shape, .comm = h->comm};
+    int32_t n_emitted = 0, zero = 0, forced = -1;
+    uint8_t flag;
+    double best = (double)INFINITY;
+    mm_slot_params params = *p;
+    const mm_slots slots = {.n_slot = 1,
+                            .mask_lanes = 1,
+                            .mask_words = shape->n_vocab / 32,
+                            .n_emitted = &n_emitted,
+                            .params = &params};
+    const mm_out_view view = {.n_out = 1,
+                              .row_slot = &zero,
+                              .lane = &zero,
+                              .kind = &zero,
+                              .token = &forced,
+                              .row_token = &zero};
+    const mm_sample_args a = {.logits = logits,
+                              .work = work,
+                              .slots = &slots,
+                              .out = &view,
+                              .n = 1,
+                              .token = token,
+                              .flag = &flag};
+    for (int i = 0; i < n_rep; i++) {
+        const double begin = mm_now();
+        if (h->backend->ops->sample(&c, &a) != MM_OK || flag != MM_SAMPLE_OK)
+            return -1.0;
+        const double t = mm_now() - begin;
+        best = t < best ? t : best;
+    }
+    return best;
+}
+
+static int bench_sample(const char *tier, int n_thread)
+{
+    enum { V = 200064 };
+    static const mm_slot_params setting[] = {
+        {.temperature = 0.0f, .top_p = 1.0f, .repetition_penalty = 1.0f},
+        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .seed = 5},
+        {.temperature = 1.0f, .top_p = 0.95f, .repetition_penalty = 1.0f, .top_k = 40, .seed = 5},
+        {.temperature = 1.0f, .top_p = 0.95f, .repetition_penalty = 1.0f, .seed = 5},
+    };
+    static const char *const name[] = {"greedy", "temperature 1", "top_k 40, top_p 0.95",
+                                       "top_p 0.95"};
+    mm_op_shape shape = {.act = MM_DTYPE_BF16,
+                         .d_model = 16,
+                         .n_vocab = V,
+                         .n_vocab_local = V,
+                         .max_rows = 1,
+                         .max_seqs = 1,
+                         .head_dim = 16,
+                         .n_head = 1,
+                         .n_kv_head = 1,
+                         .max_model_len = 128,
+                         .max_logit_rows = 1};
+    for (int i = 0; i < 16; i++)
+        shape.never_token[i] = -1;
+    uint64_t seed = 2;
+    float *logits = malloc(V * sizeof(float)), *work = malloc(V * sizeof(float));
+    host h[2];
+    random_fill(&seed, MM_DTYPE_F32, 3.0f, logits, V);
+    int bad = open_host(&h[0], NULL, 1, &shape, 0) != MM_OK ||
+              open_host(&h[1], tier, n_thread, &shape, 0) != MM_OK;
+    for (size_t i = 0; i < MM_ARRAY_LEN(setting) && bad == 0; i++) {
+        int32_t token[2];
+        char params[96];
+        const double slow = time_sample(&h[0], &shape, &setting[i], logits, work, 5, &token[0]);
+        const double fast = time_sample(&h[1], &shape, &setting[i], logits, work, 20, &token[1]);
+        bad = slow < 0.0 || fast < 0.0 || token[0] != token[1];
+        snprintf(params, sizeof params, "%s vocab=%d rows=1 tier=%s", name[i], V,
+                 h[1].backend->props.tier);
+        if (bad == 0)
+            report("cpu_sample", params, fast * 1e6, "us", 0.0, slow * 1e6, "same token as ref");
+    }
+    close_host(&h[0]);
+    close_host(&h[1]);
+    free(logits);
+    free(work);
+    return bad != 0 ? fail("sample differs from ref or failed") : 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
     const char *tier = argc > 2 ? argv[2] : "avx512_bf16";
     const int n_thread = argc > 3 ? atoi(argv[3]) : mm_physical_cores();
-    if (strcmp(what, "gemv") == 0)
-        return bench_linear(tier, n_thread, 1, argc > 4 ? atoi(argv[4]) : 98304, 2048, 21);
+    if (n_thread < 1) {
+        fprintf(stderr, "bench_cpu: threads must be at least 1\n");
+        return 2;
+    }
+    if (strcmp(what, "gemv") == 0) /* 105 MB to 375 MB of weights: far more than any cache */
+        return bench_linear(tier, n_thread, 1, 91440, 2048, 15);
     if (strcmp(what, "gemm") == 0)
-        return bench_linear(tier, n_thread, 256, 4096, 2048, 5) || bench_linear(tier, n_thread, 256, 2048, 6144, 5) || bench_linear(tier, n_thread, 8, 16384, 2048, 7);
-    fprintf(stderr, "bench_cpu <what> [tier] [threads]\n");
+        return bench_linear(tier, n_thread, 256, 4096, 2048, 5) != 0 ||
+               bench_linear(tier, n_thread, 8, 8192, 2048, 5) != 0;
+    if (strcmp(what, "model") == 0)
+        return bench_model(tier, n_thread);
+    if (strcmp(what, "sample") == 0)
+        return bench_sample(tier, n_thread);
+    fprintf(stderr, "bench_cpu gemv|gemm|model|sample [tier] [threads]\n");
     return 2;
 }

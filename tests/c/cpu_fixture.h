@@ -1,5 +1,5 @@
-/* cpu_fixture.h: random weights in every format and one open backend with its stream: what the tests of the cpu backend and
- * its benchmark runner share. */
+/* cpu_fixture.h: random weights in every format and one open backend with its stream: what the
+ * tests of the cpu backend and its benchmark runner share. */
 #ifndef MM_CPU_FIXTURE_H
 #define MM_CPU_FIXTURE_H
 #include <stdio.h>
@@ -28,13 +28,16 @@ static inline void random_fill(uint64_t *seed, mm_dtype act, float scale, void *
     }
 }
 
-/* A weight [n_out, n_in] of deviation 1 / sqrt(n_in); rows lie `pad` columns (a multiple of 64) further apart than they
- * must. Memory is the caller's to free: w.data and w.scale. */
-static inline mm_weight random_weight(uint64_t *seed, mm_weight_format format, int64_t n_out, int64_t n_in, int64_t pad)
+/* A weight [n_out, n_in] of deviation 1 / sqrt(n_in); rows lie `pad` columns (a multiple of 64)
+ * further apart than they must. Memory is the caller's to free: w.data and w.scale. */
+static inline mm_weight random_weight(uint64_t *seed, mm_weight_format format, int64_t n_out,
+                                      int64_t n_in, int64_t pad)
 {
     const int64_t width = n_in + pad;
-    const int64_t stride = mm_weight_row_bytes(format, width), scale_stride = mm_weight_row_scale_bytes(format, width);
-    uint8_t *data = malloc((size_t)(n_out * stride)), *scale = scale_stride > 0 ? malloc((size_t)(n_out * scale_stride)) : NULL;
+    const int64_t stride = mm_weight_row_bytes(format, width),
+                  scale_stride = mm_weight_row_scale_bytes(format, width);
+    uint8_t *data = malloc((size_t)(n_out * stride)),
+            *scale = scale_stride > 0 ? malloc((size_t)(n_out * scale_stride)) : NULL;
     float *row = malloc((size_t)width * sizeof(float));
     const float amax = 4.0f / sqrtf((float)n_in), encode = 448.0f * 6.0f / amax;
     for (int64_t i = 0; i < n_out; i++) {
@@ -55,8 +58,14 @@ static inline mm_weight random_weight(uint64_t *seed, mm_weight_format format, i
         }
     }
     free(row);
-    return (mm_weight){.format = format, .layout = MM_LAYOUT_CHECKPOINT, .n_out = n_out, .n_in = n_in, .data = data,
-                       .data_stride = stride, .scale = scale, .scale_stride = scale_stride,
+    return (mm_weight){.format = format,
+                       .layout = MM_LAYOUT_CHECKPOINT,
+                       .n_out = n_out,
+                       .n_in = n_in,
+                       .data = data,
+                       .data_stride = stride,
+                       .scale = scale,
+                       .scale_stride = scale_stride,
                        .global_scale = format == MM_WEIGHT_NVFP4 ? encode : 1.0f};
 }
 
@@ -74,13 +83,16 @@ typedef struct host {
     mm_comm *comm;
 } host;
 
-static inline mm_status open_host(host *h, const char *tier, int n_thread, const mm_op_shape *shape, size_t more_scratch)
+static inline mm_status open_host(host *h, const char *tier, int n_thread, const mm_op_shape *shape,
+                                  size_t more_scratch)
 {
     const mm_backend_options opt = {.name = tier != NULL ? "cpu" : "ref", .n_thread = n_thread};
     *h = (host){0};
-    MM_TRY(tier != NULL ? mm_cpu_backend_open(&h->backend, &opt, tier) : mm_ref_backend(&h->backend, &opt));
+    MM_TRY(tier != NULL ? mm_cpu_backend_open(&h->backend, &opt, tier)
+                        : mm_ref_backend(&h->backend, &opt));
     MM_TRY(mm_comm_open_self(&h->comm));
-    const size_t n = shape != NULL ? h->backend->ops->scratch_bytes(shape, h->backend->props.n_thread) : 0;
+    const size_t n =
+        shape != NULL ? h->backend->ops->scratch_bytes(shape, h->backend->props.n_thread) : 0;
     return h->backend->stream_open(h->backend, &h->stream, n + more_scratch);
 }
 

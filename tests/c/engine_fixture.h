@@ -1,5 +1,6 @@
-/* engine_fixture.h: a tiny model with made-up weights, and helpers to run requests on it. Vocabulary: 256 bytes, then a
- * few tokens of several bytes; two layers, one dense and one sparse with experts, 4 chosen blocks. */
+/* engine_fixture.h: a tiny model with made-up weights, and helpers to run requests on it.
+ * Vocabulary: 256 bytes, then a few tokens of several bytes; two layers, one dense and one sparse
+ * with experts, 4 chosen blocks. */
 #ifndef ENGINE_FIXTURE_H
 #define ENGINE_FIXTURE_H
 #include "csrc/engine/engine.h"
@@ -8,7 +9,8 @@
 
 enum { FX_OPEN = 256, FX_CLOSE, FX_EOS, FX_WORD, FX_NEVER, FX_VOCAB = 264, FX_LAYER = 2 };
 
-static const char *const fx_special[FX_VOCAB - 256] = {"<mm:think>", "</mm:think>", "[e~[", "hello", "]!img[", "ab", "", "abc"};
+static const char *const fx_special[FX_VOCAB - 256] = {"<mm:think>", "</mm:think>", "[e~[", "hello",
+                                                       "]!img[",     "ab",          "",     "abc"};
 static uint8_t fx_blob[1024];
 static int64_t fx_offset[FX_VOCAB + 1];
 

@@ -62,6 +62,10 @@ MM_TEST(test_config_check_names_the_field)
     REFUSES(n_layer = 100000, "num_hidden_layers", "100000");
     REFUSES(n_vocab = -5, "vocab_size", "-5");
     REFUSES(d_model = 0, "hidden_size", "0");
+    REFUSES(d_model = 136, "hidden_size", "136");
+    REFUSES(d_expert = 72, "intermediate_size", "72");
+    REFUSES(d_shared = 8, "shared_intermediate_size", "8");
+    REFUSES(d_dense = 100, "dense_intermediate_size", "100");
     REFUSES(n_head = 5, "num_key_value_heads", "5");
     REFUSES(n_kv_head = 0, "num_key_value_heads", "0");
     REFUSES(head_dim = 72, "head_dim", "72");

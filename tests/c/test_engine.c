@@ -1,11 +1,13 @@
-/* test_engine.c: the same request gives the same bits, whatever happens around it: alone, among others, cut into other
- * chunks, preempted, from a prefix hit, one step planned ahead. On a tiny model with made-up weights, ref and cpu. */
+/* test_engine.c: the same request gives the same bits, whatever happens around it: alone, among
+ * others, cut into other chunks, preempted, from a prefix hit, one step planned ahead. On a tiny
+ * model with made-up weights, ref and cpu. */
 #include "tests/c/engine_fixture.h"
 
-enum { N = 9, TOKENS = 40 };
+enum { N = 9, TOKENS = 24 };
 
 typedef struct sample {
-    int32_t n_token, token[TOKENS], id[TOKENS * 8], rank[TOKENS * 8], n_cached, n_preempted, n_prompt_row;
+    int32_t n_token, token[TOKENS], id[TOKENS * 8], rank[TOKENS * 8], n_cached, n_preempted,
+        n_prompt_row;
     float logprob[TOKENS * 8], sampling[TOKENS], prompt_logprob[2048];
     mm_finish finish;
 } sample;
@@ -63,14 +65,29 @@ static mm_request_params params_of(int i)
 static void keep(sample *s, const mm_output *o)
 {
     const size_t n = (size_t)o->n_token, w = (size_t)o->logprob_width;
-    *s = (sample){.n_token = o->n_token, .finish = o->finish, .n_cached = o->n_cached, .n_preempted = o->n_preempted, .n_prompt_row = o->n_prompt_row};
+    *s = (sample){.n_token = o->n_token,
+                  .finish = o->finish,
+                  .n_cached = o->n_cached,
+                  .n_preempted = o->n_preempted,
+                  .n_prompt_row = o->n_prompt_row};
     memcpy(s->token, o->token, n * 4);
     memcpy(s->id, o->logprob_id, n * w * 4);
     memcpy(s->logprob, o->logprob, n * w * 4);
     memcpy(s->rank, o->logprob_rank, n * w * 4);
     memcpy(s->sampling, o->sampling_logprob, n * 4);
     if (o->n_prompt_row > 0)
-        memcpy(s->prompt_logprob, o->prompt_logprob, (size_t)o->n_prompt_row * (size_t)o->prompt_width * 4);
+        memcpy(s->prompt_logprob, o->prompt_logprob,
+               (size_t)o->n_prompt_row * (size_t)o->prompt_width * 4);
+}
+
+/* Keeps the engine busy for a few steps, so that what is submitted next is taken in together. */
+static bool submit_blocker(mm_engine *e, mm_waiter *w)
+{
+    static int32_t text[700];
+    uint64_t id;
+    fx_prompt(text, 700, 999);
+    const mm_request_params p = fx_params(text, 700, 0);
+    return mm_engine_submit(e, w, &p, &id) == MM_OK;
 }
 
 /* Runs requests [first, last) at once; false (with the reason printed) when one fails. */
@@ -98,9 +115,11 @@ static bool run_together(mm_engine *e, mm_waiter *w, int first, int last, sample
 
 static bool is_same(const sample *a, const sample *b)
 {
-    return a->n_token == b->n_token && a->finish == b->finish && a->n_prompt_row == b->n_prompt_row &&
-           memcmp(a->token, b->token, sizeof a->token) == 0 && memcmp(a->id, b->id, sizeof a->id) == 0 &&
-           memcmp(a->logprob, b->logprob, sizeof a->logprob) == 0 && memcmp(a->rank, b->rank, sizeof a->rank) == 0 &&
+    return a->n_token == b->n_token && a->finish == b->finish &&
+           a->n_prompt_row == b->n_prompt_row && memcmp(a->token, b->token, sizeof a->token) == 0 &&
+           memcmp(a->id, b->id, sizeof a->id) == 0 &&
+           memcmp(a->logprob, b->logprob, sizeof a->logprob) == 0 &&
+           memcmp(a->rank, b->rank, sizeof a->rank) == 0 &&
            memcmp(a->sampling, b->sampling, sizeof a->sampling) == 0 &&
            memcmp(a->prompt_logprob, b->prompt_logprob, sizeof a->prompt_logprob) == 0;
 }
@@ -117,10 +136,25 @@ static const variant variants[] = {
     {.name = "chunks of 128", .max_rows = 128, .max_seqs = 8, .no_cache = 1},
     {.name = "chunks of 1024, 3 sequences", .max_rows = 1024, .max_seqs = 3, .no_cache = 1},
     {.name = "one step ahead", .max_rows = 256, .max_seqs = 8, .run_ahead = 1, .no_cache = 1},
-    {.name = "preempted", .max_rows = 256, .max_seqs = 8, .n_page = 10, .no_cache = 1, .want_preempted = true},
-    {.name = "preempted, one step ahead", .max_rows = 256, .max_seqs = 8, .n_page = 10, .run_ahead = 1, .want_preempted = true},
+    {.name = "preempted",
+     .max_rows = 256,
+     .max_seqs = 8,
+     .n_page = 10,
+     .no_cache = 1,
+     .want_preempted = true},
+    {.name = "preempted, one step ahead",
+     .max_rows = 256,
+     .max_seqs = 8,
+     .n_page = 10,
+     .run_ahead = 1,
+     .want_preempted = true},
     {.name = "prefix hits", .max_rows = 256, .max_seqs = 8, .twice = true, .want_cached = true},
-    {.name = "prefix hits, one step ahead", .max_rows = 128, .max_seqs = 8, .run_ahead = 1, .twice = true, .want_cached = true},
+    {.name = "prefix hits, one step ahead",
+     .max_rows = 128,
+     .max_seqs = 8,
+     .run_ahead = 1,
+     .twice = true,
+     .want_cached = true},
 };
 
 static bool run_variant(const variant *v, mm_engine_options o, sample *out)
@@ -138,12 +172,15 @@ static bool run_variant(const variant *v, mm_engine_options o, sample *out)
         printf("  open: %s\n", mm_error_message());
     for (int i = 0; i < N && v->alone && ok; i++)
         ok = run_together(e, w, i, i + 1, out);
+    ok = ok && (!v->want_preempted || submit_blocker(e, w));
     for (int k = 0; k < 1 + v->twice && !v->alone && ok; k++)
         ok = run_together(e, w, 0, N, out);
     mm_engine_stats s;
     mm_engine_stats_init(&s);
-    if (ok && (mm_engine_get_stats(e, &s) != MM_OK || s.n_page_free + s.n_page_cached != s.n_page || (v->no_cache && s.n_page_cached != 0))) {
-        printf("  %lld of %lld pages came back\n", (long long)(s.n_page_free + s.n_page_cached), (long long)s.n_page);
+    if (ok && (mm_engine_get_stats(e, &s) != MM_OK || s.n_page_free + s.n_page_cached != s.n_page ||
+               (v->no_cache && s.n_page_cached != 0))) {
+        printf("  %lld of %lld pages came back\n", (long long)(s.n_page_free + s.n_page_cached),
+               (long long)s.n_page);
         ok = false;
     }
     mm_waiter_close(w);
@@ -151,7 +188,8 @@ static bool run_variant(const variant *v, mm_engine_options o, sample *out)
     return ok;
 }
 
-static void check_invariance(const char *backend, mm_dtype dtype, mm_cache_format kv, mm_cache_format index)
+static void check_invariance(const char *backend, mm_dtype dtype, mm_cache_format kv,
+                             mm_cache_format index)
 {
     static sample base[N], got[N];
     for (size_t k = 0; k < MM_ARRAY_LEN(variants); k++) {
@@ -163,7 +201,8 @@ static void check_invariance(const char *backend, mm_dtype dtype, mm_cache_forma
         MM_CHECK(run_variant(v, o, k == 0 ? base : got), "%s: %s", backend, v->name);
         int32_t n_preempted = 0, n_cached = 0;
         for (int i = 0; i < N && k > 0; i++) {
-            MM_CHECK(is_same(&base[i], &got[i]), "%s, request %d: %s differs from alone", backend, i, v->name);
+            MM_CHECK(is_same(&base[i], &got[i]), "%s, request %d: %s differs from alone", backend,
+                     i, v->name);
             n_preempted += got[i].n_preempted;
             n_cached += got[i].n_cached;
         }
@@ -171,7 +210,8 @@ static void check_invariance(const char *backend, mm_dtype dtype, mm_cache_forma
         MM_CHECK(!v->want_cached || n_cached > 0, "%s: nothing was cached", v->name);
     }
     for (int i = 1; i < N; i++)
-        MM_CHECK(base[i].n_token > 0 && memcmp(base[i].token, base[0].token, sizeof base[0].token) != 0,
+        MM_CHECK(base[i].n_token > 0 &&
+                     memcmp(base[i].token, base[0].token, sizeof base[0].token) != 0,
                  "requests 0 and %d gave the same tokens: the model says nothing", i);
 }
 

@@ -1,9 +1,10 @@
-/* test_engine_threads.c: eight threads submit, read, abort, release and reset at once for a few seconds; run under the
- * thread sanitizer too. Results of undisturbed requests must still be those of a request alone. */
+/* test_engine_threads.c: eight threads submit, read, abort, release and reset at once for a few
+ * seconds; run under the thread sanitizer too. Results of undisturbed requests must still be those
+ * of a request alone. */
 #include "tests/c/engine_fixture.h"
 
 enum { THREADS = 8, KINDS = 6, TOKENS = 12 };
-static const double seconds = 3;
+static const double seconds = 2;
 
 static int32_t prompt[KINDS][300], want[KINDS][TOKENS];
 
@@ -76,7 +77,8 @@ static void burst(worker *t)
                 break;
             }
         }
-        if (o.n_token > TOKENS || (o.n_token > 0 && memcmp(o.token, want[kind[i]], (size_t)o.n_token * 4) != 0))
+        if (o.n_token > TOKENS ||
+            (o.n_token > 0 && memcmp(o.token, want[kind[i]], (size_t)o.n_token * 4) != 0))
             wrong(t, "tokens differ from those of a request alone");
         if (o.finish == MM_FINISH_LENGTH && o.n_token == TOKENS)
             t->n_whole++;
@@ -99,21 +101,24 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void play(int32_t run_ahead, int32_t n_page)
+static void play(const char *backend, int32_t run_ahead, int32_t n_page)
 {
     static worker t[THREADS];
     mm_engine *e = NULL;
     mm_waiter *w = NULL;
     mm_output o;
     uint64_t id;
-    mm_engine_options opt = fx_options("ref");
+    mm_engine_options opt = fx_options(backend);
     opt.run_ahead = run_ahead;
     opt.kv_bytes = n_page * mm_model_page_bytes(opt.config, opt.kv_format, opt.index_format, 0, 1);
-    MM_CHECK(mm_engine_open(&e, &opt) == MM_OK && mm_waiter_open(&w, e) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(mm_engine_open(&e, &opt) == MM_OK && mm_waiter_open(&w, e) == MM_OK, "%s",
+             mm_error_message());
     for (int k = 0; k < KINDS; k++) {
         fx_prompt(prompt[k], 300, (uint64_t)k / 2 + 1);
         const mm_request_params p = params_of(k);
-        MM_CHECK(mm_engine_submit(e, w, &p, &id) == MM_OK && fx_join(e, w, id, &o) && o.n_token == TOKENS, "%s", mm_error_message());
+        MM_CHECK(mm_engine_submit(e, w, &p, &id) == MM_OK && fx_join(e, w, id, &o) &&
+                     o.n_token == TOKENS,
+                 "%s", mm_error_message());
         memcpy(want[k], o.token, sizeof want[k]);
     }
     mm_waiter_close(w);
@@ -129,7 +134,8 @@ static void play(int32_t run_ahead, int32_t n_page)
     }
     for (int i = 0; i < THREADS; i++)
         MM_CHECK(t[i].wrong[0] == 0, "thread %d: %s", i, t[i].wrong);
-    MM_CHECK(n_whole > 10 && n_aborted > 0, "%lld whole, %lld aborted", (long long)n_whole, (long long)n_aborted);
+    MM_CHECK(n_whole > 10 && n_aborted > 0, "%lld whole, %lld aborted", (long long)n_whole,
+             (long long)n_aborted);
     mm_engine_stats s;
     mm_engine_stats_init(&s);
     for (int i = 0; i < 1000; i++) {
@@ -138,20 +144,26 @@ static void play(int32_t run_ahead, int32_t n_page)
             break;
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     }
-    MM_CHECK(s.n_page_free + s.n_page_cached == s.n_page && s.n_running == 0, "%lld of %lld pages came back",
-             (long long)(s.n_page_free + s.n_page_cached), (long long)s.n_page);
+    MM_CHECK(s.n_page_free + s.n_page_cached == s.n_page && s.n_running == 0,
+             "%lld of %lld pages came back", (long long)(s.n_page_free + s.n_page_cached),
+             (long long)s.n_page);
     MM_CHECK(e->queue.n_request == 0, "%lld requests are left", (long long)e->queue.n_request);
     mm_engine_close(e);
 }
 
 MM_TEST(test_threads_on_a_roomy_pool)
 {
-    play(0, 100);
+    play("ref", 0, 100);
 }
 
 MM_TEST(test_threads_on_a_tiny_pool_one_step_ahead)
 {
-    play(1, 8);
+    play("ref", 1, 8);
+}
+
+MM_TEST(test_threads_on_cpu)
+{
+    play("cpu", 1, 20);
 }
 
 static void *close_later(void *arg)
@@ -169,10 +181,12 @@ MM_TEST(test_close_wakes_a_waiting_thread)
     int32_t n;
     pthread_t thread;
     const mm_engine_options opt = fx_options("ref");
-    MM_CHECK(mm_engine_open(&e, &opt) == MM_OK && mm_waiter_open(&w, e) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(mm_engine_open(&e, &opt) == MM_OK && mm_waiter_open(&w, e) == MM_OK, "%s",
+             mm_error_message());
     MM_CHECK(pthread_create(&thread, NULL, close_later, e) == 0, "no thread");
     const double begin = mm_now();
-    MM_CHECK(mm_waiter_wait(w, 60, id, 2, &n) == MM_E_CLOSED && mm_now() - begin < 30, "waited %g s", mm_now() - begin);
+    MM_CHECK(mm_waiter_wait(w, 60, id, 2, &n) == MM_E_CLOSED && mm_now() - begin < 30,
+             "waited %g s", mm_now() - begin);
     (void)pthread_join(thread, NULL);
     mm_waiter_close(w);
 }

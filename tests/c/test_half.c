@@ -29,8 +29,8 @@ MM_TEST(test_bf16_round_trips_and_rounds_to_even)
         MM_CHECK(mm_bf16_from_f32(x) == (isnan(x) ? 0x7FFF : h), "%04x", h);
         if (isnan(x) || isinf(x))
             continue;
-        const uint32_t u =
-            h << 16; /* the halfway point above h goes to the even one of h and h + 1 */
+        /* the halfway point above h goes to the even one of h and h + 1 */
+        const uint32_t u = h << 16;
         MM_CHECK(mm_bf16_from_f32(mm_f32_from_bits(u | 0x7FFF)) == h);
         MM_CHECK(mm_bf16_from_f32(mm_f32_from_bits(u | 0x8000)) == h + (h & 1), "%04x", h);
         MM_CHECK(mm_bf16_from_f32(mm_f32_from_bits(u | 0x8001)) == h + 1);
@@ -93,8 +93,8 @@ MM_TEST(test_e8m0_is_a_power_of_two)
     MM_CHECK(mm_e8m0_from_f32_ceil(INFINITY) == 254 && mm_e8m0_from_f32_ceil(-1.0f) == 0);
 }
 
-/* e2m1 * e4m3 fits bf16: what makes weight-only NVFP4 exact. The attention operand rounds it once.
- */
+/* e2m1 * e4m3 fits bf16: what makes weight-only NVFP4 exact. The attention operand
+ * rounds it once. */
 MM_TEST(test_nvfp4_products_are_exact_in_bf16)
 {
     for (int s = 0; s < 127; s++) {

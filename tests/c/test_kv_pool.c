@@ -1,4 +1,5 @@
-/* test_kv_pool.c: pages are in one state at a time, through any order of operations; keys; order of eviction. */
+/* test_kv_pool.c: pages are in one state at a time, through any order of operations; keys; order of
+ * eviction. */
 #include "csrc/engine/kv_pool.h"
 #include "tests/c/mm_random.h"
 #include "tests/c/mm_test.h"
@@ -12,9 +13,12 @@ MM_TEST(test_siphash_matches_published_vectors)
 {
     /* Key 00..0f, message 00..n-1: SipHash-2-4-128 as OpenSSL computes it (n = 0, 1, 15). */
     static const uint8_t want[3][16] = {
-        {0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6, 0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55, 0x02, 0x93},
-        {0xda, 0x87, 0xc1, 0xd8, 0x6b, 0x99, 0xaf, 0x44, 0x34, 0x76, 0x59, 0x11, 0x9b, 0x22, 0xfc, 0x45},
-        {0x54, 0x93, 0xe9, 0x99, 0x33, 0xb0, 0xa8, 0x11, 0x7e, 0x08, 0xec, 0x0f, 0x97, 0xcf, 0xc3, 0xd9},
+        {0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6, 0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55, 0x02,
+         0x93},
+        {0xda, 0x87, 0xc1, 0xd8, 0x6b, 0x99, 0xaf, 0x44, 0x34, 0x76, 0x59, 0x11, 0x9b, 0x22, 0xfc,
+         0x45},
+        {0x54, 0x93, 0xe9, 0x99, 0x33, 0xb0, 0xa8, 0x11, 0x7e, 0x08, 0xec, 0x0f, 0x97, 0xcf, 0xc3,
+         0xd9},
     };
     static const size_t length[3] = {0, 1, 15};
     uint8_t bytes[16];
@@ -24,8 +28,8 @@ MM_TEST(test_siphash_matches_published_vectors)
     memcpy(&secret, bytes, sizeof secret);
     for (int i = 0; i < 3; i++) {
         const mm_prefix_key got = mm_siphash128(secret, bytes, length[i]);
-        MM_CHECK(memcmp(&got, want[i], 16) == 0, "length %zu: %016llx%016llx", length[i], (unsigned long long)got.hi,
-                 (unsigned long long)got.lo);
+        MM_CHECK(memcmp(&got, want[i], 16) == 0, "length %zu: %016llx%016llx", length[i],
+                 (unsigned long long)got.hi, (unsigned long long)got.lo);
     }
 }
 
@@ -56,7 +60,8 @@ MM_TEST(test_prefix_key_depends_on_everything)
             MM_CHECK(!mm_prefix_equal(seen[i], seen[j]), "variants %d and %d have one name", i, j);
     token[MM_PAGE - 1] = 0;
     const mm_prefix_key again = mm_prefix_next(secret, mm_prefix_begin(secret, &root), token, NULL);
-    MM_CHECK(mm_prefix_equal(again, seen[0]), "the name of a page is not a function of its contents");
+    MM_CHECK(mm_prefix_equal(again, seen[0]),
+             "the name of a page is not a function of its contents");
 }
 
 MM_TEST(test_pool_gives_every_page_once_and_never_page_0)
@@ -66,7 +71,8 @@ MM_TEST(test_pool_gives_every_page_once_and_never_page_0)
     bool seen[10] = {false};
     int32_t page;
     for (int i = 0; i < 9; i++) {
-        MM_CHECK(mm_kv_pool_alloc(&p, &page) == MM_OK && page > 0 && page < 10 && !seen[page], "page %d", page);
+        MM_CHECK(mm_kv_pool_alloc(&p, &page) == MM_OK && page > 0 && page < 10 && !seen[page],
+                 "page %d", page);
         seen[page] = true;
     }
     MM_CHECK(mm_kv_pool_alloc(&p, &page) == MM_FULL, "an eleventh page");
@@ -94,8 +100,10 @@ MM_TEST(test_pool_evicts_children_before_parents_and_oldest_first)
     MM_CHECK(p.n_cached == 4 && p.n_free == 0, "%d cached", p.n_cached);
     static const int order[4] = {1, 0, 3, 2};
     for (int i = 0; i < 4; i++) {
-        MM_CHECK(mm_kv_pool_alloc(&p, &got) == MM_OK && got == page[order[i]], "eviction %d gave page %d", i, got);
-        MM_CHECK(mm_kv_pool_share(&p, key_of((uint64_t)order[i] + 1)) < 0, "an evicted page is still found");
+        MM_CHECK(mm_kv_pool_alloc(&p, &got) == MM_OK && got == page[order[i]],
+                 "eviction %d gave page %d", i, got);
+        MM_CHECK(mm_kv_pool_share(&p, key_of((uint64_t)order[i] + 1)) < 0,
+                 "an evicted page is still found");
         MM_CHECK(mm_kv_pool_check(&p) == MM_OK, "%s", mm_error_message());
     }
     mm_kv_pool_close(&p);
@@ -113,7 +121,8 @@ MM_TEST(test_pool_second_publisher_keeps_its_page_private)
     mm_kv_pool_release(&p, a);
     mm_kv_pool_release(&p, a);
     mm_kv_pool_release(&p, b);
-    MM_CHECK(p.n_cached == 1 && p.n_free == 2 && mm_kv_pool_check(&p) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(p.n_cached == 1 && p.n_free == 2 && mm_kv_pool_check(&p) == MM_OK, "%s",
+             mm_error_message());
     mm_kv_pool_reset_cache(&p);
     MM_CHECK(p.n_cached == 0 && p.n_free == 3 && mm_kv_pool_share(&p, key_of(1)) < 0, "reset");
     mm_kv_pool_close(&p);
@@ -163,10 +172,11 @@ MM_TEST(test_pool_random_operations_keep_integrity)
                     n_held -= --refs[page] == 0;
                 }
             }
-            MM_CHECK(mm_kv_pool_held(&p) == n_held, "seed %llu step %d", (unsigned long long)seed, step);
+            MM_CHECK(mm_kv_pool_held(&p) == n_held, "seed %llu step %d", (unsigned long long)seed,
+                     step);
             if (step % 16 == 0)
-                MM_CHECK(mm_kv_pool_check(&p) == MM_OK, "seed %llu step %d: %s", (unsigned long long)seed, step,
-                         mm_error_message());
+                MM_CHECK(mm_kv_pool_check(&p) == MM_OK, "seed %llu step %d: %s",
+                         (unsigned long long)seed, step, mm_error_message());
         }
         mm_kv_pool_close(&p);
     }

@@ -21,9 +21,11 @@ MM_TEST(test_queue_finds_every_request_through_growth_and_release)
     MM_CHECK(mm_queue_open(&q) == MM_OK, "%s", mm_error_message());
     for (int i = 0; i < N; i++) {
         all[i] = make();
-        MM_CHECK(mm_queue_add(&q, &w, all[i]) == MM_OK && all[i]->id == (uint64_t)i + 1, "request %d", i);
+        MM_CHECK(mm_queue_add(&q, &w, all[i]) == MM_OK && all[i]->id == (uint64_t)i + 1,
+                 "request %d", i);
     }
-    MM_CHECK(q.n_inbox == N && q.inbox_first == all[0] && q.inbox_last == all[N - 1], "the inbox is not in order");
+    MM_CHECK(q.n_inbox == N && q.inbox_first == all[0] && q.inbox_last == all[N - 1],
+             "the inbox is not in order");
     for (int i = 0; i < N; i++)
         all[i]->is_held = false; /* as if all had ended */
     for (int k = 0; k < N / 2; k++) {
@@ -37,7 +39,8 @@ MM_TEST(test_queue_finds_every_request_through_growth_and_release)
     }
     for (int i = 0; i < N; i++)
         MM_CHECK(mm_queue_find(&q, (uint64_t)i + 1) == all[i], "request %d", i + 1);
-    MM_CHECK(mm_queue_find(&q, 0) == NULL && mm_queue_find(&q, N + 1) == NULL, "an id that was never given");
+    MM_CHECK(mm_queue_find(&q, 0) == NULL && mm_queue_find(&q, N + 1) == NULL,
+             "an id that was never given");
     mm_queue_close(&q); /* frees the rest */
 }
 
@@ -76,11 +79,14 @@ MM_TEST(test_queue_release_of_a_held_request_aborts_and_is_closed_at_retirement)
     MM_CHECK(mm_queue_add(&q, &w, a) == MM_OK && mm_queue_add(&q, &w, b) == MM_OK, "add");
     mm_queue_command(&q, b, MM_PENDING_MASK);
     MM_CHECK(mm_queue_release(&q, a) == NULL, "the engine still holds it");
-    MM_CHECK(q.pending == a && a->pending == MM_PENDING_ABORT && a->pending_next == b, "no abort was left");
-    MM_CHECK(mm_queue_find(&q, a->id) == NULL && w.owned == b && b->own_prev == NULL, "it is still there");
+    MM_CHECK(q.pending == a && a->pending == MM_PENDING_ABORT && a->pending_next == b,
+             "no abort was left");
+    MM_CHECK(mm_queue_find(&q, a->id) == NULL && w.owned == b && b->own_prev == NULL,
+             "it is still there");
     mm_queue_push_ready(a);
     MM_CHECK(w.ready_first == NULL, "news of a released request");
-    MM_CHECK(mm_queue_retire(&q, a) == a && q.pending == b && b->pending == MM_PENDING_MASK, "retire");
+    MM_CHECK(mm_queue_retire(&q, a) == a && q.pending == b && b->pending == MM_PENDING_MASK,
+             "retire");
     mm_request_close(a);
     MM_CHECK(mm_queue_retire(&q, b) == NULL && q.pending == NULL, "its owner still reads it");
     mm_queue_command(&q, b, MM_PENDING_ABORT);
@@ -91,11 +97,13 @@ MM_TEST(test_queue_release_of_a_held_request_aborts_and_is_closed_at_retirement)
 MM_TEST(test_queue_says_why_it_takes_no_calls)
 {
     mm_queue q;
-    MM_CHECK(mm_queue_open(&q) == MM_OK && mm_queue_check_alive(&q) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(mm_queue_open(&q) == MM_OK && mm_queue_check_alive(&q) == MM_OK, "%s",
+             mm_error_message());
     q.is_dead = true;
     mm_error_take(&q.cause, MM_FAIL_PARAM(MM_E_DEVICE, "device", 3, "the device burned"));
-    MM_CHECK(mm_queue_check_alive(&q) == MM_E_DEAD && strstr(mm_error_message(), "the device burned") != NULL, "%s",
-             mm_error_message());
+    MM_CHECK(mm_queue_check_alive(&q) == MM_E_DEAD &&
+                 strstr(mm_error_message(), "the device burned") != NULL,
+             "%s", mm_error_message());
     q.is_stopping = true;
     MM_CHECK(mm_queue_check_alive(&q) == MM_E_CLOSED, "%s", mm_error_message());
     mm_queue_close(&q);
@@ -110,6 +118,7 @@ MM_TEST(test_cond_wait_until_keeps_time)
     mm_cond_wait_until(&q.work, &q.lock, begin + 0.05);
     pthread_mutex_unlock(&q.lock);
     const double took = mm_now() - begin;
-    MM_CHECK(took > 0.01 && took < 5, "a wait of 0.05 s took %g s", took); /* may wake early, never at once */
+    MM_CHECK(took > 0.01 && took < 5, "a wait of 0.05 s took %g s", took); /* may wake early, never
+                                                                              at once */
     mm_queue_close(&q);
 }

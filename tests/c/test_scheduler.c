@@ -1,15 +1,25 @@
-/* test_scheduler.c: random workloads on a machine that is not a model but remembers like one. Its "keys and values" are
- * the tokens themselves, written to pages through the slots' page tables; the next token is a hash of everything the row
- * can read there, the seed and the count of emitted tokens. So a wrong page, a page shared too early, a lost row, a slot
- * set up wrongly or a random stream that went astray changes the output, which is compared with what each request gives
- * when nothing else exists. */
+/* test_scheduler.c: random workloads on a machine that is not a model but remembers like one. Its
+ * "keys and values" are the tokens themselves, written to pages through the slots' page tables; the
+ * next token is a hash of everything the row can read there, the seed and the count of emitted
+ * tokens. So a wrong page, a page shared too early, a lost row, a slot set up wrongly or a random
+ * stream that went astray changes the output, which is compared with what each request gives when
+ * nothing else exists. */
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/scheduler.h"
 #include "kernels/ops.h"
 #include "tests/c/mm_random.h"
 #include "tests/c/mm_test.h"
 
-enum { V = 97, EOS = 5, STRIDE = 16, MAX_SEQS = 6, ROWS = 256, MAX_PAGES = 64, N = 60, MAX_LEN = 1500 };
+enum {
+    V = 97,
+    EOS = 5,
+    STRIDE = 16,
+    MAX_SEQS = 6,
+    ROWS = 256,
+    MAX_PAGES = 64,
+    N = 60,
+    MAX_LEN = 1500
+};
 
 /* ---------------------------------------------------------------- the machine */
 
@@ -36,7 +46,8 @@ static uint64_t mix(uint64_t h, uint64_t x)
 }
 
 /* The token drawn from hash h under the slot's masks; -1 when nothing is allowed. */
-static int32_t draw(uint64_t h, int32_t n_emitted, int32_t min_tokens, const int32_t *ban, int32_t n_ban, const uint32_t *mask)
+static int32_t draw(uint64_t h, int32_t n_emitted, int32_t min_tokens, const int32_t *ban,
+                    int32_t n_ban, const uint32_t *mask)
 {
     for (int32_t k = 0; k < V; k++) {
         const int32_t t = (int32_t)((h + (uint64_t)k) % V);
@@ -68,8 +79,12 @@ static void run(machine *m, const mm_batch *b, int which, mm_step_result *res)
     const mm_batch_seq *seq = mm_batch_at(b, b->seq);
     const mm_batch_out *out = mm_batch_at(b, b->out);
     const int32_t *token = mm_batch_at(b, b->token);
-    *res = (mm_step_result){.step = b->step, .token = m->token[which], .flag = m->flag[which], .sampling_logprob = m->sampling[which],
-                            .entry_id = m->entry_id[which], .entry_rank = m->entry_rank[which],
+    *res = (mm_step_result){.step = b->step,
+                            .token = m->token[which],
+                            .flag = m->flag[which],
+                            .sampling_logprob = m->sampling[which],
+                            .entry_id = m->entry_id[which],
+                            .entry_rank = m->entry_rank[which],
                             .entry_value = m->entry_value[which]};
     if (b->n_row > ROWS || b->n_seq > MAX_SEQS || b->n_entry > 4096)
         m->wrong = "a limit of the step is exceeded";
@@ -84,7 +99,8 @@ static void run(machine *m, const mm_batch *b, int which, mm_step_result *res)
         s->min_tokens = n->min_tokens;
         s->n_ban = n->n_ban;
         memcpy(s->ban, n->n_ban > 0 ? mm_batch_at(b, n->ban_token) : s->ban, (size_t)n->n_ban * 4);
-        s->last = n->n_history > 0 ? ((const int32_t *)mm_batch_at(b, n->history))[n->n_history - 1] : 0;
+        s->last =
+            n->n_history > 0 ? ((const int32_t *)mm_batch_at(b, n->history))[n->n_history - 1] : 0;
         s->has_mask = n->mask >= 0;
         if (s->has_mask)
             memcpy(s->mask, mm_batch_at(b, n->mask), sizeof s->mask);
@@ -116,11 +132,13 @@ static void run(machine *m, const mm_batch *b, int which, mm_step_result *res)
         m->flag[which][i] = MM_SAMPLE_OK;
         if (out[i].kind == MM_OUT_SAMPLE) {
             if (t < 0)
-                t = draw(mix(mix(h, s->seed), (uint64_t)s->n_emitted), s->n_emitted, s->min_tokens, s->ban, s->n_ban,
-                         s->has_mask ? s->mask : NULL);
+                t = draw(mix(mix(h, s->seed), (uint64_t)s->n_emitted), s->n_emitted, s->min_tokens,
+                         s->ban, s->n_ban, s->has_mask ? s->mask : NULL);
             if (breaks(s->seed, s->n_emitted))
                 t = -1;
-            m->flag[which][i] = t >= 0 ? MM_SAMPLE_OK : breaks(s->seed, s->n_emitted) ? MM_SAMPLE_NAN : MM_SAMPLE_EMPTY;
+            m->flag[which][i] = t >= 0                          ? MM_SAMPLE_OK
+                                : breaks(s->seed, s->n_emitted) ? MM_SAMPLE_NAN
+                                                                : MM_SAMPLE_EMPTY;
             m->token[which][i] = t;
             s->last = t < 0 ? 0 : t;
             s->n_emitted += t >= 0;
@@ -159,9 +177,10 @@ static void expect_of(const mm_request *r, int32_t max_len, expect *e)
     }
     for (int32_t i = 0; i < r->p.max_tokens && r->n_prompt + i < max_len; i++) {
         mask_of(r, i, mask);
-        int32_t t = i < r->p.n_forced ? r->p.forced_token[i]
-                                      : draw(mix(mix(h, r->p.seed), (uint64_t)i), i, r->p.min_tokens, r->ban, r->n_ban,
-                                             r->p.want_mask ? mask : r->allowed);
+        int32_t t = i < r->p.n_forced
+                        ? r->p.forced_token[i]
+                        : draw(mix(mix(h, r->p.seed), (uint64_t)i), i, r->p.min_tokens, r->ban,
+                               r->n_ban, r->p.want_mask ? mask : r->allowed);
         if (t < 0 || breaks(r->p.seed, i)) {
             e->finish = MM_FINISH_ERROR;
             return;
@@ -203,7 +222,8 @@ static mm_request *new_request(world *w, int32_t i)
     uint64_t *rnd = &w->rnd;
     mm_request_params p;
     mm_request_params_init(&p);
-    const uint64_t family = (uint64_t)random_below(rnd, 4); /* prompts of a family share their beginning */
+    const uint64_t family = (uint64_t)random_below(rnd, 4); /* prompts of a family share their
+                                                               beginning */
     uint64_t text = family + 1;
     p.n_prompt = (int32_t)random_below(rnd, 700) + 1;
     for (int32_t k = 0; k < p.n_prompt; k++) {
@@ -211,11 +231,21 @@ static mm_request *new_request(world *w, int32_t i)
             text += (uint64_t)i * 1000;
         prompt[k] = (int32_t)random_below(&text, V);
     }
+    const job *before = &w->job[i > 0 ? random_below(rnd, i) : 0];
+    if (before->is_closed && random_below(rnd, 3) == 0 && mm_request_known(before->r) < 1000) {
+        p.n_prompt = mm_request_known(before->r) + (int32_t)random_below(rnd, 3); /* the next turn
+                                                                                   */
+        memcpy(prompt, before->r->token, (size_t)mm_request_known(before->r) * sizeof *prompt);
+    }
     p.prompt = prompt;
     p.max_tokens = random_below(rnd, 8) == 0 ? 0 : (int32_t)random_below(rnd, 200) + 1;
+    if (random_below(rnd, 3) == 0) /* its last token would fill a page, but is never computed */
+        p.max_tokens = MM_PAGE - p.n_prompt % MM_PAGE;
     if (random_below(rnd, 20) == 0)
         p.max_tokens = 5000; /* ends at the model length */
-    p.min_tokens = random_below(rnd, 4) == 0 && p.max_tokens > 0 ? (int32_t)random_below(rnd, p.max_tokens < 100 ? p.max_tokens : 100) : 0;
+    p.min_tokens = random_below(rnd, 4) == 0 && p.max_tokens > 0
+                       ? (int32_t)random_below(rnd, p.max_tokens < 100 ? p.max_tokens : 100)
+                       : 0;
     p.seed = random_next(rnd);
     p.salt = random_below(rnd, 5) == 0;
     p.priority = w->req.has_priority ? (int32_t)random_below(rnd, 3) : 0;
@@ -311,13 +341,25 @@ static const char *play(uint64_t seed, const shape *sh, int64_t *out_preempted, 
     memset(&w, 0, sizeof w);
     w.rnd = seed;
     w.config.n_vocab = V;
-    w.req = (mm_request_limits){.config = &w.config, .bytes = &w.bytes, .eos = eos, .n_eos = 1, .max_model_len = MAX_LEN,
-                                .pool_tokens = (sh->n_page - 1) * MM_PAGE, .max_logprobs = 20, .max_entries = sh->max_entries,
-                                .has_priority = sh->has_priority, .has_prefix_cache = sh->has_cache, .secret = {1, 2},
+    w.req = (mm_request_limits){.config = &w.config,
+                                .bytes = &w.bytes,
+                                .eos = eos,
+                                .n_eos = 1,
+                                .max_model_len = MAX_LEN,
+                                .pool_tokens = (sh->n_page - 1) * MM_PAGE,
+                                .max_logprobs = 20,
+                                .max_entries = sh->max_entries,
+                                .has_priority = sh->has_priority,
+                                .has_prefix_cache = sh->has_cache,
+                                .secret = {1, 2},
                                 .weight_version = 1};
     w.req.max_len = (int32_t)mm_min_i64(MAX_LEN, w.req.pool_tokens);
-    const mm_scheduler_limits lim = {.max_seqs = MAX_SEQS, .max_rows = ROWS, .max_pages = 64, .max_entries = sh->max_entries,
-                                     .max_dynamic = mm_batch_max_dynamic(MAX_LEN, V), .run_ahead = sh->run_ahead};
+    const mm_scheduler_limits lim = {.max_seqs = MAX_SEQS,
+                                     .max_rows = ROWS,
+                                     .max_pages = 64,
+                                     .max_entries = sh->max_entries,
+                                     .max_dynamic = mm_batch_max_dynamic(MAX_LEN, V),
+                                     .run_ahead = sh->run_ahead};
     if (mm_scheduler_open(&w.s, &lim, &w.req, sh->n_page) != MM_OK)
         return "open failed";
     int32_t n_added = 0, n_launched = 0, n_collected = 0;
@@ -345,13 +387,14 @@ static const char *play(uint64_t seed, const shape *sh, int64_t *out_preempted, 
         }
         const mm_plan *plan = mm_scheduler_plan(&w.s);
         if (plan != NULL) {
-            const mm_batch *b = mm_batch_build(plan, blob[n_launched % 2], mm_batch_max_bytes(&lim));
+            const mm_batch *b =
+                mm_batch_build(plan, blob[n_launched % 2], mm_batch_max_bytes(&lim));
             run(&w.m, b, n_launched % 2, &result[n_launched % 2]);
             n_launched++;
             bad = w.m.wrong;
-        }
-        else if (w.s.n_in_flight == 0 && mm_scheduler_plan(&w.s) != NULL)
-            bad = "a plan that was refused became possible by itself"; /* the coordinator would sleep */
+        } else if (w.s.n_in_flight == 0 && mm_scheduler_plan(&w.s) != NULL)
+            bad = "a plan that was refused became possible by itself"; /* the coordinator would
+                                                                          sleep */
         if (w.s.n_in_flight > 0 && (plan == NULL || w.s.n_in_flight > sh->run_ahead))
             mm_scheduler_commit(&w.s, &result[n_collected++ % 2]);
         if (mm_scheduler_check(&w.s) != MM_OK)
@@ -364,7 +407,8 @@ static const char *play(uint64_t seed, const shape *sh, int64_t *out_preempted, 
     }
     for (int32_t i = 0; i < n_added && bad == NULL; i++)
         bad = compare(&w.job[i], w.req.max_len);
-    if (bad == NULL && (mm_kv_pool_held(&w.s.pool) != 0 || w.s.n_free_slot != MAX_SEQS || w.s.n_heap != 0 || w.s.n_blocked != 0))
+    if (bad == NULL && (mm_kv_pool_held(&w.s.pool) != 0 || w.s.n_free_slot != MAX_SEQS ||
+                        w.s.n_heap != 0 || w.s.n_blocked != 0))
         bad = "not everything came back";
     for (int i = 0; i < MM_GROUP_BUCKETS && bad == NULL; i++)
         bad = w.s.group[i] != NULL ? "a group is left" : NULL;
@@ -376,14 +420,16 @@ static const char *play(uint64_t seed, const shape *sh, int64_t *out_preempted, 
     return bad;
 }
 
-static void play_many(const char *name, const shape *sh, int32_t n, bool want_preempted, bool want_cached)
+static void play_many(const char *name, const shape *sh, int32_t n, bool want_preempted,
+                      bool want_cached)
 {
     int64_t n_preempted = 0, n_cached = 0;
     for (int32_t i = 0; i < n; i++) {
         const char *bad = play((uint64_t)i * 31 + 5, sh, &n_preempted, &n_cached);
         MM_CHECK(bad == NULL, "%s, seed %d: %s", name, i, bad);
     }
-    MM_CHECK((n_preempted > 0) == want_preempted, "%s: %lld preemptions", name, (long long)n_preempted);
+    MM_CHECK((n_preempted > 0) == want_preempted, "%s: %lld preemptions", name,
+             (long long)n_preempted);
     MM_CHECK((n_cached > 0) == want_cached, "%s: %lld cached tokens", name, (long long)n_cached);
 }
 
@@ -414,7 +460,12 @@ MM_TEST(test_scheduler_without_cache_shares_within_groups_only)
 MM_TEST(test_scheduler_priorities_and_aborts)
 {
     for (int32_t ahead = 0; ahead < 2; ahead++) {
-        const shape sh = {.n_page = 14, .run_ahead = ahead, .has_cache = true, .has_priority = true, .aborts = true, .max_entries = 4096};
+        const shape sh = {.n_page = 14,
+                          .run_ahead = ahead,
+                          .has_cache = true,
+                          .has_priority = true,
+                          .aborts = true,
+                          .max_entries = 4096};
         play_many("aborts", &sh, 20, true, true);
     }
 }

@@ -1,5 +1,5 @@
-/* The pool: every item once, no item twice, the same cut every time. Meant to run under TSan too.
- */
+/* The pool: every item once, no item twice, the same cut every time. Meant to run
+ * under TSan too. */
 #include <stdatomic.h>
 #include <time.h>
 

@@ -1,8 +1,10 @@
-/* testing_ext.c: minimax_m31._testing, the ops of any backend from Python; built only with MM_DEV=1.
+/* testing_ext.c: minimax_m31._testing, the ops of any backend from Python; built only with
+ * MM_DEV=1.
  *
- * It is generic: structs travel as bytes whose layout tests/c_structs.py reads from the headers, memory travels as
- * addresses of the backend. So an op that is added to ops.h needs one line here (op_table). Beyond the ops it shows the
- * stages of the reference that have known answers: cache rows, Philox, the draw. Objects: capsules. */
+ * It is generic: structs travel as bytes whose layout tests/c_structs.py reads from the headers,
+ * memory travels as addresses of the backend. So an op that is added to ops.h needs one line here
+ * (op_table). Beyond the ops it shows the stages of the reference that have known answers: cache
+ * rows, Philox, the draw. Objects: capsules. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -46,8 +48,9 @@ static PyObject *py_props(PyObject *self, PyObject *capsule)
     const mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
     if (b == NULL)
         return NULL;
-    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:L}", "name", b->props.name, "tier", b->props.tier, "device", b->props.device,
-                         "n_thread", (int)b->props.n_thread, "memory_free", (long long)b->props.memory_free);
+    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:L}", "name", b->props.name, "tier", b->props.tier,
+                         "device", b->props.device, "n_thread", (int)b->props.n_thread,
+                         "memory_free", (long long)b->props.memory_free);
 }
 
 static PyObject *py_list(PyObject *self, PyObject *unused)
@@ -127,7 +130,8 @@ static void close_context(PyObject *capsule)
     free(x);
 }
 
-/* context(backend, bytes of mm_op_shape, address of the rope table): checks the shape, opens a stream. */
+/* context(backend, bytes of mm_op_shape, address of the rope table): checks the shape, opens a
+ * stream. */
 static PyObject *py_context(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -142,7 +146,8 @@ static PyObject *py_context(PyObject *self, PyObject *args)
         memcpy(&x->shape, shape.buf, sizeof x->shape);
     PyBuffer_Release(&shape);
     if (x == NULL)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "shape is not an mm_op_shape");
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_ValueError, "shape is not an mm_op_shape");
     mm_status st = b->ops->check_shape(&x->shape);
     if (st == MM_OK)
         st = mm_comm_open_self(&x->c.comm);
@@ -193,10 +198,17 @@ static PyObject *transfer(PyObject *args, bool is_upload)
     return st == MM_OK ? Py_NewRef(Py_None) : fail(st);
 }
 
-#define WITH_SEQ(op) \
-    static mm_status run_##op(const context *x, const mm_seq_view *s, const void *a) { return x->backend->ops->op(&x->c, s, a); }
-#define WITHOUT_SEQ(op) \
-    static mm_status run_##op(const context *x, const mm_seq_view *s, const void *a) { (void)s; return x->backend->ops->op(&x->c, a); }
+#define WITH_SEQ(op)                                                                               \
+    static mm_status run_##op(const context *x, const mm_seq_view *s, const void *a)               \
+    {                                                                                              \
+        return x->backend->ops->op(&x->c, s, a);                                                   \
+    }
+#define WITHOUT_SEQ(op)                                                                            \
+    static mm_status run_##op(const context *x, const mm_seq_view *s, const void *a)               \
+    {                                                                                              \
+        (void)s;                                                                                   \
+        return x->backend->ops->op(&x->c, a);                                                      \
+    }
 WITHOUT_SEQ(begin)
 WITH_SEQ(embed)
 WITH_SEQ(attn_in)
@@ -232,7 +244,8 @@ static const op_entry op_table[] = {
     {"gather_rows", run_gather_rows, sizeof(mm_gather_args)},
 };
 
-/* run(context, op, address of the host's args struct, its size, address of the mm_seq_view or 0): runs and waits. */
+/* run(context, op, address of the host's args struct, its size, address of the mm_seq_view or 0):
+ * runs and waits. */
 static PyObject *py_run(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -249,14 +262,14 @@ static PyObject *py_run(PyObject *self, PyObject *args)
         if (strcmp(op_table[i].name, op) != 0)
             continue;
         if (op_table[i].n_args != (size_t)n)
-            return PyErr_Format(PyExc_ValueError, "%s: args of %zd bytes, expected %zu", op, n, op_table[i].n_args);
+            return PyErr_Format(PyExc_ValueError, "%s: args of %zd bytes, expected %zu", op, n,
+                                op_table[i].n_args);
         mm_status st;
-        Py_BEGIN_ALLOW_THREADS
-        st = op_table[i].run(x, (const mm_seq_view *)(uintptr_t)seq, (const void *)(uintptr_t)a);
+        Py_BEGIN_ALLOW_THREADS st =
+            op_table[i].run(x, (const mm_seq_view *)(uintptr_t)seq, (const void *)(uintptr_t)a);
         if (st == MM_OK)
             st = x->backend->sync(x->backend, x->c.stream);
-        Py_END_ALLOW_THREADS
-        return st == MM_OK ? Py_NewRef(Py_None) : fail(st);
+        Py_END_ALLOW_THREADS return st == MM_OK ? Py_NewRef(Py_None) : fail(st);
     }
     return PyErr_Format(PyExc_ValueError, "no op is named %s", op);
 }
@@ -265,10 +278,11 @@ static PyObject *py_run(PyObject *self, PyObject *args)
 static PyObject *py_sizes(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
-    return Py_BuildValue("{sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn}", SIZE(mm_weight), SIZE(mm_op_shape), SIZE(mm_plane),
-                         SIZE(mm_layer_cache), SIZE(mm_slot_params), SIZE(mm_slots), SIZE(mm_seq_view), SIZE(mm_out_view),
-                         SIZE(mm_attn_weights), SIZE(mm_expert_weights), SIZE(mm_batch), SIZE(mm_batch_slot),
-                         SIZE(mm_batch_out), SIZE(mm_batch_seq));
+    return Py_BuildValue("{sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn,sn}", SIZE(mm_weight),
+                         SIZE(mm_op_shape), SIZE(mm_plane), SIZE(mm_layer_cache),
+                         SIZE(mm_slot_params), SIZE(mm_slots), SIZE(mm_seq_view), SIZE(mm_out_view),
+                         SIZE(mm_attn_weights), SIZE(mm_expert_weights), SIZE(mm_batch),
+                         SIZE(mm_batch_slot), SIZE(mm_batch_out), SIZE(mm_batch_seq));
 }
 
 /* ---------------------------------------------------------------- stages with known answers */
@@ -292,9 +306,11 @@ static PyObject *py_cache_write(PyObject *self, PyObject *args)
     const int64_t n = PyArray_DIM(x, 0), dim = PyArray_DIM(x, 1);
     npy_intp d[2] = {n, mm_cache_row_bytes((mm_cache_format)format, dim)};
     npy_intp s[2] = {n, mm_cache_row_scale_bytes((mm_cache_format)format, dim)};
-    PyObject *data = PyArray_SimpleNew(2, d, NPY_UINT8), *scale = PyArray_SimpleNew(2, s, NPY_UINT8);
+    PyObject *data = PyArray_SimpleNew(2, d, NPY_UINT8),
+             *scale = PyArray_SimpleNew(2, s, NPY_UINT8);
     for (int64_t i = 0; data != NULL && scale != NULL && i < n; i++)
-        mm_ref_cache_write((mm_cache_format)format, (int32_t)dim, (const float *)PyArray_DATA(x) + i * dim,
+        mm_ref_cache_write((mm_cache_format)format, (int32_t)dim,
+                           (const float *)PyArray_DATA(x) + i * dim,
                            (uint8_t *)PyArray_DATA((PyArrayObject *)data) + i * d[1],
                            (uint8_t *)PyArray_DATA((PyArrayObject *)scale) + i * s[1]);
     Py_DECREF(x);
@@ -309,13 +325,15 @@ static PyObject *py_cache_read(PyObject *self, PyObject *args)
     PyObject *data_value, *scale_value;
     if (!PyArg_ParseTuple(args, "iiOO", &format, &dim, &data_value, &scale_value))
         return NULL;
-    PyArrayObject *data = input(data_value, NPY_UINT8, 2), *scale = input(scale_value, NPY_UINT8, 2);
+    PyArrayObject *data = input(data_value, NPY_UINT8, 2),
+                  *scale = input(scale_value, NPY_UINT8, 2);
     PyObject *out = NULL;
     if (data != NULL && scale != NULL) {
         npy_intp d[2] = {PyArray_DIM(data, 0), dim};
         out = PyArray_SimpleNew(2, d, NPY_FLOAT32);
         for (int64_t i = 0; out != NULL && i < d[0]; i++)
-            mm_ref_cache_read((mm_cache_format)format, dim, (const uint8_t *)PyArray_DATA(data) + i * PyArray_DIM(data, 1),
+            mm_ref_cache_read((mm_cache_format)format, dim,
+                              (const uint8_t *)PyArray_DATA(data) + i * PyArray_DIM(data, 1),
                               (const uint8_t *)PyArray_DATA(scale) + i * PyArray_DIM(scale, 1),
                               (float *)PyArray_DATA((PyArrayObject *)out) + i * dim);
     }
@@ -328,7 +346,8 @@ static PyObject *py_philox(PyObject *self, PyObject *args)
 {
     (void)self;
     uint32_t key[2], counter[4], out[4];
-    if (!PyArg_ParseTuple(args, "(II)(IIII)", &key[0], &key[1], &counter[0], &counter[1], &counter[2], &counter[3]))
+    if (!PyArg_ParseTuple(args, "(II)(IIII)", &key[0], &key[1], &counter[0], &counter[1],
+                          &counter[2], &counter[3]))
         return NULL;
     mm_ref_philox(key, counter, out);
     return Py_BuildValue("(IIII)", out[0], out[1], out[2], out[3]);
@@ -351,12 +370,14 @@ static PyObject *py_draw(PyObject *self, PyObject *args)
     PyObject *weight_value, *u_value, *out = NULL;
     if (!PyArg_ParseTuple(args, "OO", &weight_value, &u_value))
         return NULL;
-    PyArrayObject *weight = input(weight_value, NPY_FLOAT32, 1), *u = input(u_value, NPY_FLOAT64, 1);
+    PyArrayObject *weight = input(weight_value, NPY_FLOAT32, 1),
+                  *u = input(u_value, NPY_FLOAT64, 1);
     if (weight != NULL && u != NULL)
         out = PyArray_SimpleNew(1, PyArray_DIMS(u), NPY_INT32);
     for (int64_t i = 0; out != NULL && i < PyArray_DIM(u, 0); i++)
         ((int32_t *)PyArray_DATA((PyArrayObject *)out))[i] =
-            mm_ref_draw(PyArray_DATA(weight), (int32_t)PyArray_DIM(weight, 0), ((const double *)PyArray_DATA(u))[i]);
+            mm_ref_draw(PyArray_DATA(weight), (int32_t)PyArray_DIM(weight, 0),
+                        ((const double *)PyArray_DATA(u))[i]);
     Py_XDECREF(weight);
     Py_XDECREF(u);
     return out;
@@ -376,7 +397,8 @@ static PyMethodDef methods[] = {
     {"cache_write", py_cache_write, METH_VARARGS, "cache_write(format, x) -> data, scale"},
     {"cache_read", py_cache_read, METH_VARARGS, "cache_read(format, dim, data, scale) -> x"},
     {"philox", py_philox, METH_VARARGS, "philox(key, counter) -> four words"},
-    {"uniform", py_uniform, METH_VARARGS, "uniform(seed, n_emitted, lane, stream) -> number in (0, 1)"},
+    {"uniform", py_uniform, METH_VARARGS,
+     "uniform(seed, n_emitted, lane, stream) -> number in (0, 1)"},
     {"draw", py_draw, METH_VARARGS, "draw(weight, u) -> ids"},
     {0},
 };

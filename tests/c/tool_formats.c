@@ -1,5 +1,6 @@
-/* tool_formats: the functions of csrc/base/half.h behind a line protocol, for tests/test_formats.py. A line is an
- * operation and hexadecimal words (f32 values as their bits); the answer is a line of hexadecimal words. */
+/* tool_formats: the functions of csrc/base/half.h behind a line protocol, for
+ * tests/test_formats.py. A line is an operation and hexadecimal words (f32 values as their bits);
+ * the answer is a line of hexadecimal words. */
 #include <stdio.h>
 
 #include "csrc/base/half.h"
@@ -45,7 +46,8 @@ static bool answer(const char *op, const uint32_t *word, int n)
             put_f32(mm_f32_from_e2m1(mm_e2m1_at(codes, i)) * mm_f32_from_e4m3(scale));
     } else if (strcmp(op, "kv4_operand") == 0 && n == 2) {
         put_f32(mm_kv4_operand((uint8_t)word[0], (uint8_t)word[1]));
-    } else if (strcmp(op, "nvfp4_quantize_block") == 0 && n == 17) { /* the decode scale comes first */
+    } else if (strcmp(op, "nvfp4_quantize_block") == 0 && n == 17) {
+        /* the decode scale comes first */
         mm_nvfp4_quantize16(x + 1, 1.0f / x[0], codes, &scale);
         put_bytes(&scale, 1);
         put_bytes(codes, 8);
@@ -83,7 +85,8 @@ int main(void)
         for (const char *w; n < MAX_WORD && (w = strtok_r(NULL, " \n", &save)) != NULL;)
             word[n++] = (uint32_t)strtoul(w, NULL, 16);
         if (op == NULL || !answer(op, word, n)) {
-            printf("no such operation, or %d words are not what it takes: %s\n", n, op != NULL ? op : "");
+            printf("no such operation, or %d words are not what it takes: %s\n", n,
+                   op != NULL ? op : "");
             return 1;
         }
     }

@@ -1,1 +1,0 @@
-#include "../c/cpu_fixture.h"

@@ -1,0 +1,95 @@
+"""MM_CHECK, MM_PROBE and MM_DUMP on a golden checkpoint.
+
+The variables are read once per process, so each run is a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minimax_m31 import _core
+
+CASE = Path(__file__).parent / "golden" / "m31_d128_nvfp4"
+
+SCRIPT = """
+import json, logging, sys
+lines = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+logging.getLogger("minimax_m31").addHandler(Keep())
+logging.getLogger("minimax_m31").setLevel(logging.DEBUG)
+from minimax_m31 import LLM, SamplingParams, _core
+backend, folder, out = sys.argv[1:4]
+args = dict(dtype="float32", max_model_len=512, skip_tokenizer_init=True)
+with LLM(folder, backend=backend, **args) as llm:
+    trace = llm.trace([t * 5 % 300 for t in range(150)], what=("hidden", "logits"))
+    prompt = {"prompt_token_ids": [1, 2, 3]}
+    llm.generate([prompt], SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
+lines += [text for _, text in _core.log_drain()]
+import numpy as np
+np.savez(out, logits=trace.logits, **{f"hidden{i}": h for i, h in enumerate(trace.hidden)})
+print(json.dumps(lines))
+"""
+
+
+def run(tmp_path: Path, backend: str, **variables: str) -> tuple[list[str], dict[str, np.ndarray]]:
+    usable = {name: ok for name, ok, _ in _core.backends()}
+    if not usable[backend]:
+        pytest.skip(f"backend {backend} cannot be used here")
+    out = tmp_path / "arrays.npz"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, backend, str(CASE), str(out)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), dict(np.load(out))
+
+
+def test_check_finds_nothing_on_cpu(tmp_path: Path) -> None:
+    lines, _ = run(tmp_path, "cpu", MM_CHECK="1")
+    assert any("MM_CHECK=1" in line for line in lines)
+    assert [line for line in lines if "differs from ref" in line] == []
+
+
+def test_dump_holds_the_streams_of_the_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "dump"
+    _, arrays = run(tmp_path, "ref", MM_DUMP=str(folder))
+    files = sorted(folder.iterdir())
+    assert len({f.name[:6] for f in files}) == len(files), "every file has its own number"
+    for i in range(4):
+        first = next(f for f in files if f.name.endswith(f"layer{i:02d}_hidden.npy"))
+        np.testing.assert_array_equal(np.load(first), arrays[f"hidden{i}"])
+    names = {f.stem.split("_", 2)[2] for f in files}
+    assert {"embed", "attn_q", "attn_iq", "attn_o", "attn_x", "expert_weights", "final"} <= names
+
+
+def test_probe_logs_statistics_of_one_layer(tmp_path: Path) -> None:
+    lines, arrays = run(tmp_path, "ref", MM_PROBE="hidden,2")
+    probes = [line for line in lines if line.startswith("probe ")]
+    assert probes and all(line.startswith("probe hidden layer 2:") for line in probes)
+    words = probes[0].split()
+    assert float(words[words.index("max") + 1]) == pytest.approx(arrays["hidden2"].max(), rel=1e-5)
+    assert words[words.index("finite") + 1] == "0"
+
+
+def test_wrong_probe_layer_is_an_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "ref", str(CASE), str(tmp_path / "x.npz")],
+        env={**os.environ, "MM_PROBE": "hidden,9", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "ConfigError" in done.stderr and "MM_PROBE=hidden,9" in done.stderr
