@@ -122,7 +122,16 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{home}")
+    except ImportError as error:
+        if "_core" in str(error):
+            raise ImportError(
+                f"the compiled part of {__name__} cannot be loaded ({error}): build it with "
+                "`pip install .` in the repository"
+            ) from error
+        raise
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -23,8 +23,9 @@ def config_check(config: Mapping[str, Any]) -> None:
     fields of mm_config.
     """
 
-def page_bytes(config: Mapping[str, Any], kv_format: str, index_format: str, shard_rank: int,
-    shard_world: int) -> int:
+def page_bytes(
+    config: Mapping[str, Any], kv_format: str, index_format: str, shard_rank: int, shard_world: int
+) -> int:
     """Bytes of one page (128 tokens) over all layers on one rank."""
 
 def backends() -> list[tuple[str, bool, str]]:
@@ -57,8 +58,9 @@ class Engine:
         times a second.
         """
     def waiter(self) -> Waiter: ...
-    def submit(self, waiter: Waiter, prompt: npt.NDArray[np.int32], params: Mapping[str,
-        Any]) -> int:
+    def submit(
+        self, waiter: Waiter, prompt: npt.NDArray[np.int32], params: Mapping[str, Any]
+    ) -> int:
         """`params`: fields of mm_request_params by name; lists as sequences, stop as list[bytes],
         enums as lower-case suffixes (logprob_mode "raw", think_start "adaptive"). Returns the
         id."""

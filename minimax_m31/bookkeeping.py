@@ -34,6 +34,7 @@ class Bookkeeping:
         self._calls: set[BaseCall[Any]] = set()
         self._rates: deque[tuple[float, int, int]] = deque(maxlen=64)
         self._warned_capped = False
+        self._left_traces: list[tuple[_core.Waiter, int]] = []  # interrupted, maybe still running
 
     @staticmethod
     def _now() -> float:

@@ -19,13 +19,22 @@ from .core_params import Plan, prompt_logprob_start
 from .errors import InvalidRequestError, Mm31Error
 from .outputs import RequestOutput
 from .prompts import IdArray, Prompt, need_tokenizer, read_prompt, salt_number, to_ids, truncate
-from .results import completion, error_record, exception_of, metrics, prompt_rows, unstarted_output
+from .results import (
+    completion,
+    dead_end,
+    error_record,
+    exception_of,
+    metrics,
+    prompt_rows,
+    unstarted_output,
+)
 from .seeds import MASK, derive_seed
 
 if TYPE_CHECKING:
     from ._core import Engine, Waiter
     from .llm import LLM
     from .progress import Progress
+    from .structured import Constraint
 
 WINDOW = 4  # times max_num_seqs: requests in flight
 LEAST_WINDOW = 256
@@ -110,6 +119,7 @@ class BaseCall(Generic[T]):
         self._next = 0  # prompts taken from the source
         self._queue: deque[Job] = deque()  # encoded, samples left to submit
         self._flying: dict[int, tuple[Job, int]] = {}  # core id -> job, sample
+        self._constraints: dict[int, Constraint] = {}  # core id -> state of its grammar
         self._ready: deque[tuple[int, T]] = deque()
         self._expired = False
         self.partial: dict[int, T] = {}  # filled when the call is cut short
@@ -143,6 +153,7 @@ class BaseCall(Generic[T]):
                         return
                     continue
                 for core_id in self.waiter.wait(WAIT_S, cap=4096):
+                    self._feed_mask(core_id)
                     self._collect(core_id)
                 if self._progress is not None:
                     self._progress.tick(self.engine.stats)
@@ -160,6 +171,7 @@ class BaseCall(Generic[T]):
         if not self.engine.closed:
             self.waiter.close()
         self._flying.clear()
+        self._constraints.clear()
 
     def stop(self) -> None:
         """Ends everything in flight at once and keeps what there is in `partial`."""
@@ -310,10 +322,28 @@ class BaseCall(Generic[T]):
         job.submitted += 1
         job.core_ids.append(core_id)
         self._flying[core_id] = (job, sample)
+        if job.plan.grammar is not None:
+            from .structured import Constraint
+
+            constraint = Constraint(self.llm._grammars(), job.plan.grammar, job.think_start)
+            self._constraints[core_id] = constraint
+            self.engine.put_mask(core_id, 0, constraint.mask())
         if sample == 0:
             self.llm._remember(job.request_id, self, job)
 
     # -- out of it ---------------------------------------------------------------------------------
+
+    def _feed_mask(self, core_id: int) -> None:
+        """The mask of a constrained sequence's next token, once its last one is known."""
+        constraint = self._constraints.get(core_id)
+        if constraint is None:
+            return
+        core = self.engine.read(core_id, constraint.n_seen)
+        if core["finish"] != "none":
+            del self._constraints[core_id]
+        elif len(core["token"]):
+            constraint.advance(core["token"].tolist())
+            self.engine.put_mask(core_id, constraint.n_seen, constraint.mask())
 
     def _collect(self, core_id: int) -> None:
         entry = self._flying.get(core_id)
@@ -323,6 +353,8 @@ class BaseCall(Generic[T]):
         core = self.engine.read(core_id)
         if core["finish"] == "none":
             return
+        if job.plan.grammar is not None:
+            dead_end(core)
         del self._flying[core_id]
         self.engine.release(core_id)
         job.samples[sample] = core

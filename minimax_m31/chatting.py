@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .calls import Call, Job, Source
+from .chat.grammar import forced_call_grammar, require_llguidance, single_call_grammar
 from .chat.parser import StreamParser, parse
 from .chat.render import PreparedChat, Rendered, prepare, render_prepared
 from .core_params import Plan, make_plan
-from .errors import GrammarError, InvalidRequestError
+from .errors import InvalidRequestError
 from .outputs import RequestOutput
 from .params import SamplingParams
 from .prompts import Prompt, need_tokenizer
@@ -22,6 +23,7 @@ from .text import view
 if TYPE_CHECKING:
     from .chat.types import Delta
     from .llm import LLM
+    from .structured import Grammar
 
 
 @dataclasses.dataclass
@@ -101,7 +103,7 @@ def prepare_all(llm: LLM, messages: Any, args: ChatArgs) -> tuple[list[PreparedC
                 default_thinking=llm._args.thinking,
                 default_effort=llm._args.reasoning_effort,
             )
-            _refuse_unsupported(prepared, args)
+            _refuse_unsupported(prepared)
         except InvalidRequestError as error:
             if not single:
                 error.index = i
@@ -110,22 +112,7 @@ def prepare_all(llm: LLM, messages: Any, args: ChatArgs) -> tuple[list[PreparedC
     return out, single
 
 
-def _refuse_unsupported(chat: PreparedChat, args: ChatArgs) -> None:
-    if chat.forced_tool is not None:
-        raise GrammarError(
-            f"tool_choice={args.tool_choice!r} is enforced by constrained decoding, which is not "
-            "part of this "
-            "version: use 'auto' or 'none'",
-            param="tool_choice",
-            value=args.tool_choice,
-        )
-    if not args.parallel_tool_calls:
-        raise GrammarError(
-            "parallel_tool_calls=False is enforced by constrained decoding, which is not part of "
-            "this version",
-            param="parallel_tool_calls",
-            value=False,
-        )
+def _refuse_unsupported(chat: PreparedChat) -> None:
     if chat.media:
         raise NotImplementedError(
             "messages hold images or video, which are not part of this version"
@@ -154,9 +141,11 @@ class Chats:
         self._plans: dict[tuple[int, str], Plan] = {}
         self._added = None if llm._tokenizer is None else tuple(llm._tokenizer.added_tokens)
         self.parse_as: dict[int, tuple[str, list[dict[str, Any]] | None]] = {}
+        self._grammar: list[Grammar | None] = []
         for i, item in enumerate(params):
             try:
                 self._plan(item, "adaptive")
+                self._grammar.append(self._call_grammar(prepared[i], item))
             except InvalidRequestError as error:
                 if len(prepared) > 1:
                     error.index = i
@@ -166,19 +155,43 @@ class Chats:
         key = (id(params), start)
         if key not in self._plans:
             self._plans[key] = make_plan(
-                params, self._llm._facts, self._llm._tokenizer, think_start=start
+                params,
+                self._llm._facts,
+                self._llm._tokenizer,
+                think_start=start,
+                grammars=self._llm._grammars,
             )
         return self._plans[key]
+
+    def _call_grammar(self, chat: PreparedChat, params: SamplingParams) -> Grammar | None:
+        """What tool_choice and parallel_tool_calls force; None when they force nothing."""
+        parallel = self._args.parallel_tool_calls
+        if chat.forced_tool is None and (parallel or not chat.tools):
+            return None
+        param = "parallel_tool_calls" if chat.forced_tool is None else "tool_choice"
+        if params.structured_outputs is not None:
+            raise InvalidRequestError(
+                f"structured_outputs and {param} constrain the same answer: give one of them",
+                param="structured_outputs",
+                value=params.structured_outputs,
+            )
+        require_llguidance()
+        text = (
+            single_call_grammar(chat.tools)
+            if chat.forced_tool is None
+            else forced_call_grammar(chat.tools, chat.tool_choice, parallel)
+        )
+        return self._llm._grammars(param).compile(text, param=param)
 
     def take(self, index: int) -> tuple[Prompt, Plan, str | None]:
         rendered = render_prepared(self._prepared[index], self._added)
         self.parse_as[index] = (rendered.parser_start, rendered.tools or None)
         ids = encode(self._llm, rendered, self._args)
-        return (
-            Prompt(rendered.prompt, ids),
-            self._plan(self.params[index], rendered.parser_start),
-            rendered.parser_start,
-        )
+        plan = self._plan(self.params[index], rendered.parser_start)
+        grammar = self._grammar[index]
+        if grammar is not None:
+            plan = plan.constrained(grammar)
+        return Prompt(rendered.prompt, ids), plan, rendered.parser_start
 
     @property
     def source(self) -> Source:

@@ -8,6 +8,7 @@ does not check again.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidRequestError
@@ -16,6 +17,7 @@ from .params_check import LOGPROB_MODES, check_against_engine, logprob_count, re
 from .prompts import need_tokenizer
 
 if TYPE_CHECKING:
+    from .structured import Grammar, Grammars
     from .tokenizer import Tokenizer
 
 
@@ -44,6 +46,11 @@ class Plan:
     end_ids: frozenset[int]  # ids that end the sequence
     top: int | None  # log-probability entries beside the sampled token
     prompt_top: int | None
+    grammar: Grammar | None = None
+
+    def constrained(self, grammar: Grammar) -> Plan:
+        """The same with a grammar that every token must follow."""
+        return dataclasses.replace(self, core={**self.core, "want_mask": 1}, grammar=grammar)
 
 
 def _unique(ids: Any) -> list[int]:
@@ -67,9 +74,10 @@ def make_plan(
     tokenizer: Tokenizer | None,
     *,
     think_start: str | None = None,
+    grammars: Callable[[str], Grammars] | None = None,
 ) -> Plan:
     """Checks a snapshot against the engine. `think_start`: state at the generation boundary; None
-    outside chat.
+    outside chat. `grammars`: where structured_outputs are compiled.
     """
     p = params.clone()
     p.validate()
@@ -130,7 +138,10 @@ def make_plan(
     ends = set(p.stop_token_ids or ())
     if not p.ignore_eos:
         ends.update(facts.eos_token_ids)
-    return Plan(p, core, tuple(core.get("stop", ())), stop_texts, frozenset(ends), top, prompt_top)
+    plan = Plan(p, core, tuple(core.get("stop", ())), stop_texts, frozenset(ends), top, prompt_top)
+    if p.structured_outputs is None or grammars is None:
+        return plan
+    return plan.constrained(grammars("structured_outputs").of_params(p.structured_outputs))
 
 
 def _add_thinking(

@@ -53,7 +53,7 @@ class RequestHandle:
         except BaseException:
             call.close()
             raise
-        if on_token is not None:
+        if on_token is not None or call._constraints:  # masks must come, whoever waits
             self._serve()
 
     # -- the mailbox -------------------------------------------------------------------------------

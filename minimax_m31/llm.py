@@ -28,7 +28,7 @@ from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams, per_prompt
 from .params_check import as_int
 from .progress import Progress
-from .prompts import IdArray, check_kind, split_call
+from .prompts import IdArray, check_kind, need_tokenizer, split_call
 from .scores import EngineStats, MemoryReport, TokenScores, Trace
 from .scoring import PARTS, prompt_ids, run_trace, score_tokens
 from .shims import EngineShim, ModelConfigShim
@@ -37,6 +37,7 @@ from .text import TextTable
 
 if TYPE_CHECKING:
     from .chatting import ChatArgs, Chats
+    from .structured import Grammars
     from .tokenizer import Tokenizer
 
 logger = logging.getLogger("minimax_m31")
@@ -84,6 +85,7 @@ class LLM(Bookkeeping):
         self._load_seconds = opened.load_seconds
         self._quantization = opened.checkpoint.quantization
         self._memory: list[tuple[str, str, int]] = opened.engine.memory()
+        self._grammars_made: Grammars | None = None
         self._open_books()
         self.last_partial: list[RequestOutput | None] | None = None
         self._drain_log()
@@ -234,6 +236,7 @@ class LLM(Bookkeeping):
                             item.replace(**changes) if changes else item,
                             self._facts,
                             self._tokenizer,
+                            grammars=self._grammars,
                         )
                     except InvalidRequestError as error:
                         error.index = i
@@ -245,6 +248,17 @@ class LLM(Bookkeeping):
         if len(made) == 1:
             return items, list(made.values())
         return items, [made[id(item)] for item in each]
+
+    def _grammars(self, param: str = "structured_outputs") -> Grammars:
+        """Compiled grammars of this engine's vocabulary, made when first needed."""
+        from .structured import Grammars
+
+        if self._grammars_made is None:
+            tokenizer = need_tokenizer(self._tokenizer, "constrained decoding", param)
+            self._grammars_made = Grammars(
+                tokenizer, self._facts.n_vocab, self._facts.eos_token_ids
+            )
+        return self._grammars_made
 
     def _common(
         self, count: int, priority: Any, request_ids: Any, on_error: str, timeout: float | None

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import GrammarError, InvalidRequestError
+from .errors import InvalidRequestError
 from .suggest import nearest
 
 if TYPE_CHECKING:
@@ -349,13 +349,6 @@ def check_against_engine(p: SamplingParams, n_vocab: int, max_logprobs: int) -> 
                 f"this engine was opened with max_logprobs={max_logprobs}: "
                 "open it with a larger max_logprobs (-1: no limit)",
             )
-    if p.structured_outputs is not None:
-        raise GrammarError(
-            "structured_outputs: constrained decoding is not part of this version; leave it out "
-            "and check the text",
-            param="structured_outputs",
-            value=p.structured_outputs,
-        )
     if p.return_routed_experts:
         raise bad(
             "return_routed_experts",

@@ -27,6 +27,7 @@ _CLASSES: dict[str, type[Exception]] = {
     "shape": InvalidRequestError,
     "too_long": errors.PromptTooLongError,
     "grammar": errors.GrammarError,
+    "grammar_dead_end": errors.GrammarError,
     "config": errors.ConfigError,
     "format": errors.ConfigError,
     "closed": errors.EngineClosedError,
@@ -42,14 +43,26 @@ def exception_of(error: tuple[str, str, str | None, int | None], index: int) -> 
     """The exception of a request that the core ended with an error."""
     status, message, param, _ = error
     cls = _CLASSES.get(status, errors.EngineDeadError)
-    if issubclass(cls, InvalidRequestError):
-        return cls(message, param=param, index=index)
-    return cls(message)
+    made = (
+        cls(message, param=param, index=index)
+        if issubclass(cls, InvalidRequestError)
+        else cls(message)
+    )
+    made.code = status  # type: ignore[attr-defined]
+    return made
+
+
+def dead_end(core: dict[str, Any]) -> None:
+    """Names the error of a constrained sequence whose grammar and masks left no token."""
+    if core["finish"] == "error" and core["error"][0] == "invalid":
+        _, message, _, index = core["error"]
+        core["error"] = ("grammar_dead_end", message, "structured_outputs", index)
 
 
 def error_record(error: Exception) -> RequestError:
     """`RequestOutput.error` of an exception."""
-    code = next((name for name, cls in _CLASSES.items() if type(error) is cls), "invalid")
+    named = (name for name, cls in _CLASSES.items() if type(error) is cls)
+    code = getattr(error, "code", None) or next(named, "invalid")
     return RequestError(code, str(error), getattr(error, "param", None))
 
 

@@ -19,6 +19,7 @@ from .results import exception_of
 from .scores import TokenScores, Trace
 
 if TYPE_CHECKING:
+    from ._core import Engine
     from .llm import LLM
 
 PARTS = ("hidden", "blocks", "experts", "logits")
@@ -220,7 +221,7 @@ def run_trace(
                 param="what",
                 value=part,
             )
-    config, engine, length = llm._config, llm._engine(), len(ids)
+    config, length = llm._config, len(ids)
     layers = range(config["n_layer"])
     width = min(config["n_top_block"], -(-length // 128))
     sparse = [bool(flag) for flag in config["layer_is_sparse"]]
@@ -248,33 +249,60 @@ def run_trace(
     experts = _forced(
         force_experts, "force_experts", n, [expert_shape if flag else None for flag in moe]
     )
-    waiter = engine.waiter()
-    try:
-        request = engine.submit_trace(
-            waiter,
-            ids,
-            logits=trace.logits,
-            hidden=trace.hidden,
-            blocks=trace.blocks,
-            experts=trace.experts,
-            expert_weights=trace.expert_weights,
-            force_blocks=blocks,
-            force_experts=experts,
-            blocks_width=width,
-        )
-        try:
-            while True:
-                if waiter.wait(0.5):
-                    core = engine.read(request)
-                    if core["finish"] != "none":
-                        break
-        finally:
-            if not engine.closed:
-                engine.release(request)
-    finally:
-        if not engine.closed:
-            waiter.close()
-    llm._drain_log()
+    core = _run(
+        llm,
+        ids,
+        {
+            "logits": trace.logits,
+            "hidden": trace.hidden,
+            "blocks": trace.blocks,
+            "experts": trace.experts,
+            "expert_weights": trace.expert_weights,
+            "force_blocks": blocks,
+            "force_experts": experts,
+            "blocks_width": width,
+        },
+    )
     if core["error"] is not None:
         raise exception_of(core["error"], 0)
     return trace
+
+
+def _run(llm: LLM, ids: IdArray, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Submits a trace and waits for it.
+
+    When the wait is interrupted a step may still be writing into the arrays, so the request is left
+    to end by itself; the next trace releases it, and with it the arrays.
+    """
+    engine = llm._engine()
+    _release_left(llm, engine)
+    waiter = engine.waiter()
+    try:
+        request = engine.submit_trace(waiter, ids, **arrays)
+    except BaseException:
+        waiter.close()
+        raise
+    try:
+        while True:
+            waiter.wait(0.5)
+            core = engine.read(request)
+            if core["finish"] != "none":
+                break
+    except BaseException:
+        if not engine.closed:
+            engine.abort([request])
+            llm._left_traces.append((waiter, request))
+        raise
+    engine.release(request)
+    waiter.close()
+    llm._drain_log()
+    return core
+
+
+def _release_left(llm: LLM, engine: Engine) -> None:
+    for entry in list(llm._left_traces):
+        waiter, request = entry
+        if engine.read(request)["finish"] != "none":
+            llm._left_traces.remove(entry)
+            engine.release(request)
+            waiter.close()

@@ -14,7 +14,15 @@ from .calls import Call, Job
 from .core_params import Plan
 from .outputs import CompletionOutput, RequestOutput
 from .params import RequestOutputKind
-from .results import completion, exception_of, logprob_rows, metrics, prompt_rows, text_cut
+from .results import (
+    completion,
+    dead_end,
+    exception_of,
+    logprob_rows,
+    metrics,
+    prompt_rows,
+    text_cut,
+)
 from .seeds import derive_seed
 from .text import IncrementalText, TextTable, view
 
@@ -81,6 +89,9 @@ class StreamCall(Call):
         if core["n_token"] == state.sent and not ended:
             return
         whole = core if cumulative or not ended else self.engine.read(core_id)
+        if job.plan.grammar is not None:
+            dead_end(core)
+            dead_end(whole)
         tokens = core["token"].tolist()
         before = state.sent
         state.sent = core["n_token"]

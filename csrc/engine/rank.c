@@ -252,10 +252,11 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
-/* Calls the caller's poll ten times a second until all ranks are open. Returns with the lock
- * released. */
-static void wait_open(mm_ranks *r, const mm_engine_options *user)
+/* Calls the caller's poll ten times a second until all ranks are open. True: it asked to stop. */
+static bool wait_open(mm_ranks *r, const mm_engine_options *user)
 {
+    bool is_refused = false;
+    int64_t n_poll = 0;
     pthread_mutex_lock(&r->lock);
     for (;;) {
         int32_t n_open = 0;
@@ -265,12 +266,16 @@ static void wait_open(mm_ranks *r, const mm_engine_options *user)
             done += r->rank[i].bytes_done;
             total += r->rank[i].bytes_total;
         }
-        if (n_open == r->n_thread)
+        if (n_open == r->n_thread && n_poll > 0)
             break;
+        /* Who said no is not asked again: a Python exception may be pending. */
+        const bool may_poll = user->poll != NULL && !r->is_cancelled;
         pthread_mutex_unlock(&r->lock);
-        const bool stop = user->poll != NULL && user->poll(user->poll_ctx, done, total) != 0;
+        n_poll++; /* at least once, however quick the load */
+        const bool stop = may_poll && user->poll(user->poll_ctx, done, total) != 0;
         pthread_mutex_lock(&r->lock);
-        if (stop && !r->is_cancelled) {
+        if (stop) {
+            is_refused = true;
             r->is_cancelled = true;
             pthread_cond_broadcast(&r->work);
         }
@@ -281,6 +286,7 @@ static void wait_open(mm_ranks *r, const mm_engine_options *user)
             mm_cond_wait_until(&r->news, &r->lock, mm_now() + 0.1);
     }
     pthread_mutex_unlock(&r->lock);
+    return is_refused;
 }
 
 /* The error of the first rank that failed by itself: one that was only told to stop comes last. */
@@ -343,9 +349,11 @@ mm_status mm_ranks_open(mm_ranks **out, const mm_ranks_options *opt)
         pthread_cond_broadcast(&r->work);
         pthread_mutex_unlock(&r->lock);
     }
-    wait_open(r, opt->engine);
+    const bool is_refused = wait_open(r, opt->engine);
     if (st == MM_OK)
         st = first_error(r);
+    if (is_refused) /* even if everything was open, or something else failed, meanwhile */
+        st = MM_FAIL(MM_E_CANCELLED, "opening was cancelled");
     r->engine.poll = NULL;
     if (st != MM_OK) {
         mm_error keep;

@@ -38,7 +38,8 @@ static int poll_open(void *ctx, int64_t bytes_done, int64_t bytes_total)
 {
     open_ctx *c = ctx;
     PyEval_RestoreThread(c->thread);
-    int rc = PyErr_CheckSignals();
+    /* The core may ask again after it was told to stop. */
+    int rc = PyErr_Occurred() ? -1 : PyErr_CheckSignals();
     if (rc == 0 && c->progress != NULL) {
         PyObject *result =
             PyObject_CallFunction(c->progress, "LL", (long long)bytes_done, (long long)bytes_total);

@@ -85,8 +85,8 @@ static void fill_row(const logprob_run *x, int32_t i, int32_t token, const mm_cp
     if (is_full) {
         mm_ref_sort_descending(s.at, n, o->order, o->tmp);
     } else if (n_top > 0) {
-        const float low = n_top < n ? mm_cpu_kth_largest(s.at, n, n_top, o->tmp) : -INFINITY;
-        (void)mm_cpu_best_ids(s.at, n, low, o);
+        const float low = n_top < n ? mm_cpu_kth_largest(m, s.at, n, n_top, o->tmp) : -INFINITY;
+        (void)mm_cpu_best_ids(m, s.at, n, low, o);
     }
     for (int32_t k = 0; k < n_top; k++)
         put(a, entry++, (int32_t)o->order[k], value_of(&s, (int32_t)o->order[k]), k + 1);

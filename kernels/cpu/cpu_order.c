@@ -30,39 +30,75 @@ static uint32_t digit_of_kth(const uint32_t *key, int32_t n, int shift, int32_t 
     return d;
 }
 
-float mm_cpu_kth_largest(const float *v, int32_t n, int32_t k, uint32_t *tmp)
+/* The k-th smallest of n keys, which are reordered. */
+static uint32_t select_key(uint32_t *key, int32_t n, int32_t k)
 {
-    MM_ASSERT(k >= 1 && k <= n);
-    for (int32_t i = 0; i < n; i++)
-        tmp[i] = key_of(v[i]);
     for (int shift = 21; shift >= 0 && n > 1; shift = shift == 21 ? 10 : shift == 10 ? 0 : -1) {
         const uint32_t mask = shift == 0 ? 1023 : 2047;
-        const uint32_t d = digit_of_kth(tmp, n, shift, &k) & mask;
+        const uint32_t d = digit_of_kth(key, n, shift, &k) & mask;
         int32_t m = 0;
         for (int32_t i = 0; i < n; i++) {
-            if ((tmp[i] >> shift & mask) == d)
-                tmp[m++] = tmp[i];
+            if ((key[i] >> shift & mask) == d)
+                key[m++] = key[i];
         }
         n = m;
     }
-    return value_of_key(tmp[0]);
+    return key[0];
 }
 
-int32_t mm_cpu_best_ids(const float *v, int32_t n, float low, const mm_cpu_order_scratch *x)
+/* Ids are looked at in blocks; whole blocks whose maximum is too small are passed over. */
+enum { BLOCK = 64 };
+
+static int32_t block_end(int32_t first, int32_t n)
 {
-    int32_t m = 0;
-    for (int32_t i = 0; i < n; i++) {
-        if (v[i] >= low) {
-            x->value[m] = v[i];
-            x->id[m++] = (uint32_t)i;
+    return n - first < BLOCK ? n : first + BLOCK;
+}
+
+float mm_cpu_kth_largest(const mm_cpu_math_kernels *m, const float *v, int32_t n, int32_t k,
+                         uint32_t *tmp)
+{
+    MM_ASSERT(k >= 1 && k <= n);
+    float low = -INFINITY;
+    int32_t count = 0;
+    if (k <= n / BLOCK / 2) { /* k blocks have a maximum of at least low: so have k ids */
+        for (int32_t b = 0; b < n; b += BLOCK)
+            tmp[count++] = key_of(m->max(v + b, block_end(b, n) - b));
+        low = value_of_key(select_key(tmp, count, k));
+    }
+    count = 0;
+    for (int32_t b = 0; b < n; b += BLOCK) {
+        const int32_t end = block_end(b, n);
+        if (m->max(v + b, end - b) < low)
+            continue;
+        for (int32_t i = b; i < end; i++) {
+            if (v[i] >= low)
+                tmp[count++] = key_of(v[i]);
+        }
+    }
+    return value_of_key(select_key(tmp, count, k));
+}
+
+int32_t mm_cpu_best_ids(const mm_cpu_math_kernels *m, const float *v, int32_t n, float low,
+                        const mm_cpu_order_scratch *x)
+{
+    int32_t count = 0;
+    for (int32_t b = 0; b < n; b += BLOCK) {
+        const int32_t end = block_end(b, n);
+        if (m->max(v + b, end - b) < low)
+            continue;
+        for (int32_t i = b; i < end; i++) {
+            if (v[i] >= low) {
+                x->value[count] = v[i];
+                x->id[count++] = (uint32_t)i;
+            }
         }
     }
     /* Stable, and ids ascend: ties stay in id order. */
-    mm_ref_sort_descending(x->value, m, x->order, x->tmp);
-    for (int32_t i = 0; i < m; i++)
+    mm_ref_sort_descending(x->value, count, x->order, x->tmp);
+    for (int32_t i = 0; i < count; i++)
         x->tmp[i] = x->id[x->order[i]];
-    memcpy(x->order, x->tmp, (size_t)m * sizeof(uint32_t));
-    return m;
+    memcpy(x->order, x->tmp, (size_t)count * sizeof(uint32_t));
+    return count;
 }
 
 size_t mm_cpu_order_scratch_bytes(int32_t n)

@@ -11,7 +11,9 @@ size_t mm_cpu_order_scratch_bytes(int32_t n);
 mm_cpu_order_scratch mm_cpu_order_scratch_at(void *base, int32_t n);
 
 /* The k-th largest of v, 1 <= k <= n; tmp: scratch [n]. */
-float mm_cpu_kth_largest(const float *v, int32_t n, int32_t k, uint32_t *tmp);
+float mm_cpu_kth_largest(const mm_cpu_math_kernels *m, const float *v, int32_t n, int32_t k,
+                         uint32_t *tmp);
 /* x->order = the ids with v >= low, best first; returns how many. */
-int32_t mm_cpu_best_ids(const float *v, int32_t n, float low, const mm_cpu_order_scratch *x);
+int32_t mm_cpu_best_ids(const mm_cpu_math_kernels *m, const float *v, int32_t n, float low,
+                        const mm_cpu_order_scratch *x);
 #endif

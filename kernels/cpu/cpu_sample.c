@@ -26,26 +26,56 @@ size_t mm_cpu_sample_scratch(const mm_op_shape *s, int32_t n_thread)
 
 /* ---------------------------------------------------------------- filters */
 
-static void filter_top_k(int32_t k, int32_t n, float *work, const mm_cpu_order_scratch *x)
+/* Ids in blocks: after a filter most blocks hold nothing and are passed over. */
+enum { BLOCK = 64 };
+
+static int32_t block_end(int32_t first, int32_t n)
 {
-    const float kth = mm_cpu_kth_largest(work, n, k, x->tmp);
+    return n - first < BLOCK ? n : first + BLOCK;
+}
+
+/* mm_ref_weights, and the sum of the weights in id order. */
+static double weigh(const mm_cpu_math_kernels *m, const float *work, int32_t n, float *weight)
+{
+    const float max = m->max(work, n);
+    double total = 0.0;
+    for (int32_t b = 0; b < n; b += BLOCK) {
+        const int32_t end = block_end(b, n);
+        if (!(m->max(work + b, end - b) > -INFINITY)) {
+            memset(weight + b, 0, (size_t)(end - b) * sizeof *weight);
+            continue;
+        }
+        for (int32_t v = b; v < end; v++) {
+            weight[v] = work[v] == max ? 1.0f : work[v] > -INFINITY ? expf(work[v] - max) : 0.0f;
+            total += (double)weight[v];
+        }
+    }
+    return total;
+}
+
+static void filter_top_k(const mm_cpu_math_kernels *m, int32_t k, int32_t n, float *work,
+                         const mm_cpu_order_scratch *x)
+{
+    const float kth = mm_cpu_kth_largest(m, work, n, k, x->tmp);
     for (int32_t v = 0; v < n; v++)
         work[v] = work[v] < kth ? -INFINITY : work[v];
 }
 
 /* A value such that the ids above it hold a mass of at least `enough`, found over buckets of log
  * weight. */
-static float top_p_floor(const float *work, const float *weight, int32_t n, float max,
-                         double enough)
+static float top_p_floor(const mm_cpu_math_kernels *m, const float *work, const float *weight,
+                         int32_t n, float max, double enough)
 {
-    double mass[128] = {0};
-    for (int32_t v = 0; v < n; v++) { /* bucket i: work in (max - (i + 1) / 4, max - i / 4] */
-        if (!(weight[v] > 0.0f))
+    double mass[128] = {0}, sum = 0.0;
+    for (int32_t b = 0; b < n; b += BLOCK) {
+        const int32_t end = block_end(b, n);
+        if (!(m->max(weight + b, end - b) > 0.0f))
             continue;
-        const float d = (max - work[v]) * 4.0f;
-        mass[d < 127.0f ? (int)d : 127] += (double)weight[v];
+        for (int32_t v = b; v < end; v++) { /* bucket i: work in (max - (i + 1) / 4, max - i / 4] */
+            const float d = (max - work[v]) * 4.0f;
+            mass[d < 127.0f ? (int)d : 127] += (double)weight[v];
+        }
     }
-    double sum = 0.0;
     for (int i = 0; i < 127; i++) {
         sum += mass[i];
         if (sum > enough * (1.0 + 1e-9)) /* sums in another order cannot differ by more */
@@ -54,30 +84,26 @@ static float top_p_floor(const float *work, const float *weight, int32_t n, floa
     return -INFINITY;
 }
 
-static void filter_top_p(float top_p, int32_t n, float max, float *work, float *weight,
-                         const mm_cpu_order_scratch *x)
+static void filter_top_p(const mm_cpu_math_kernels *m, float top_p, int32_t n, float max,
+                         float *work, float *weight, const mm_cpu_order_scratch *x)
 {
-    double total = 0.0, mass;
-    mm_ref_weights(work, n, weight);
-    for (int32_t v = 0; v < n; v++)
-        total += (double)weight[v];
-    const double enough = (double)top_p * total;
-    float low = top_p_floor(work, weight, n, max, enough);
-    int32_t m, kept;
+    const double enough = (double)top_p * weigh(m, work, n, weight);
+    float low = top_p_floor(m, work, weight, n, max, enough);
+    int32_t count, kept;
     for (;;) {
-        m = mm_cpu_best_ids(work, n, low, x);
-        mass = 0.0;
+        double mass = 0.0;
+        count = mm_cpu_best_ids(m, work, n, low, x);
         kept = 0;
         do {
             mass += (double)weight[x->order[kept++]];
-        } while (kept < m && mass < enough);
-        if (mass >= enough || m == n)
+        } while (kept < count && mass < enough);
+        if (mass >= enough || count == n)
             break;
         low = -INFINITY; /* the floor was rounded away: take all */
     }
     for (int32_t v = 0; v < n; v++)
         work[v] = work[v] >= low ? work[v] : -INFINITY;
-    for (int32_t i = kept; i < m; i++)
+    for (int32_t i = kept; i < count; i++)
         work[x->order[i]] = -INFINITY;
 }
 
@@ -91,9 +117,9 @@ static void filter(const mm_cpu_math_kernels *m, const mm_slot_params *p, int32_
             work[v] = work[v] != max && work[v] - max < low ? -INFINITY : work[v];
     }
     if (p->top_k > 0 && p->top_k < n)
-        filter_top_k(p->top_k, n, work, x);
+        filter_top_k(m, p->top_k, n, work, x);
     if (p->top_p < 1.0f)
-        filter_top_p(p->top_p, n, max, work, weight, x);
+        filter_top_p(m, p->top_p, n, max, work, weight, x);
 }
 
 /* ---------------------------------------------------------------- draw */
@@ -189,7 +215,7 @@ static int32_t sample_row(const sample_run *x, const mm_ref_row *r, const float 
     filter(m, p, n, work, weight, &order);
     if (r->forced >= 0)
         return r->forced;
-    mm_ref_weights(work, n, weight);
+    (void)weigh(m, work, n, weight);
     const uint64_t n_emitted = (uint64_t)r->slots->n_emitted[r->slot];
     return draw(weight, n, mm_ref_uniform(p->seed, n_emitted, (uint32_t)r->lane, MM_RNG_TARGET),
                 order.value);

@@ -64,6 +64,17 @@ def forced_call_grammar(
     return _Writer().write(chosen, parallel_tool_calls)
 
 
+def single_call_grammar(tools: Iterable[Any]) -> str:
+    """Lark text of an answer with at most one call (`parallel_tool_calls=False`): text without the
+    namespace mark, then perhaps one block with one invoke."""
+    chosen = [tool["function"] for tool in normalise_tools(tools)]
+    body = _Writer().write(chosen, parallel=False)
+    head, opener = "start: ", _literal(NAMESPACE + "<tool_call>\n")
+    assert body.startswith(head + opener)
+    rest = body[len(head + opener) :]
+    return f"start: PLAIN | TEXT_CALL{rest}TEXT_CALL: PLAIN {opener}\n"
+
+
 class _Writer:
     """Collects rules and terminals; equal schemas are written once, so recursive ones end."""
 

@@ -1,7 +1,6 @@
 """Decode and prefill speed of the whole engine on a dummy model in the released formats.
 
-    python tests/bench/bench_engine.py [--backend cpu ref] [--batch 1 8 64] [--threads N] [--out
-    FILE]
+    python tests/bench/bench_engine.py [--backend cpu ref] [--batch 1 8 64] [--threads N] [--out F]
 
 Model: hidden 1024, 8 layers, 32 experts of which 4 are used, NVFP4 experts, MXFP8 linears. Decode:
 tokens per second between the first and the last token of a batch; prefill: prompt tokens per second
@@ -13,19 +12,15 @@ prefill, none is given (it is bound by arithmetic).
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import json
 import os
-import platform
-import re
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchlib import Row, add_rows
 
 from minimax_m31 import LLM, SamplingParams
 
@@ -140,22 +135,13 @@ def measure(llm: LLM, backend: str, batch: int) -> tuple[float, float]:
     return decode, prefill
 
 
-def row(
-    name: str, params: str, value: float, unit: str, floor: float | None, note: str
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "params": params,
-        "value": f"{value:.4g}",
-        "unit": unit,
-        "floor": "" if floor is None else f"{floor:.4g}",
-        "peer": "",
-        "note": note,
-    }
+def row(name: str, params: str, value: float, unit: str, floor: float | None, note: str) -> Row:
+    ceiling = "" if floor is None else f"{floor:.4g}"
+    return Row(name, params, f"{value:.4g}", unit, floor=ceiling, note=note)
 
 
-def run(backend: str, batches: list[int], threads: int | None) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def run(backend: str, batches: list[int], threads: int | None) -> list[Row]:
+    rows: list[Row] = []
     bandwidth, load = read_bandwidth(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config()))
@@ -202,53 +188,6 @@ def run(backend: str, batches: list[int], threads: int | None) -> list[dict[str,
     return rows
 
 
-# ---------------------------------------------------------------- the table
-
-COLUMNS = ("date", "commit", "machine", "name", "params", "value", "unit", "floor", "peer", "note")
-RESULTS = Path(__file__).resolve().parent / "results"
-
-
-def machine() -> str:
-    """Processor model and number of CPUs."""
-    import os
-
-    model = platform.machine()
-    try:
-        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-        model = found[1].strip() if found is not None else model
-    except OSError:
-        pass
-    return f"{model} x{len(os.sched_getaffinity(0))}"
-
-
-def commit() -> str:
-    """The commit measured; with a plus sign when files differ from it."""
-    here = Path(__file__).resolve().parent
-
-    def git(*args: str) -> str:
-        return subprocess.run(
-            ["git", *args], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + (
-            "+" if git("status", "--porcelain", "-uno") else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def append(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    common = {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if is_new:
-            writer.writeheader()
-        writer.writerows({**common, **one} for one in rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -256,11 +195,12 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["cpu", "ref"], choices=sorted(WORK))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", type=Path, default=RESULTS / "engine.csv")
+    parser.add_argument("--out", type=Path, help="default: this machine's file in results")
     options = parser.parse_args()
+    path = None
     for backend in options.backend:
-        append(options.out, run(backend, options.batch, options.threads))
-    print(f"rows are in {options.out}")
+        path = add_rows(run(backend, options.batch, options.threads), options.out)
+    print(f"rows are in {path}")
 
 
 if __name__ == "__main__":

@@ -453,7 +453,6 @@ MM_TEST(test_open_can_be_cancelled)
     o.poll = stop_at_once;
     o.poll_ctx = &n_poll;
     const mm_status st = mm_engine_open(&e, &o);
-    MM_CHECK(n_poll > 0 && (st == MM_E_CANCELLED || st == MM_OK), "%s after %d polls",
+    MM_CHECK(n_poll == 1 && st == MM_E_CANCELLED && e == NULL, "%s after %d polls",
              mm_status_name(st), n_poll);
-    mm_engine_close(e); /* a load this small may have been quicker than the wish */
 }
