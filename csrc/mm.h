@@ -21,10 +21,10 @@ extern "C" {
 #endif
 
 #define MM_ABI 1 /* raised whenever a struct or a signature of a seam changes */
-#define MM_PAGE                                                                                    \
-    128 /* tokens of a KV page = of an attention block: structure of the model, not a setting */
-#define MM_MAX_LIST                                                                                \
-    1024 /* entries of logit_bias, stop_token_ids, logprob_token_ids; words of bad_words */
+/* Tokens of a KV page = of an attention block: structure of the model, not a setting. */
+#define MM_PAGE 128
+/* Entries of logit_bias, stop_token_ids, logprob_token_ids; words of bad_words. */
+#define MM_MAX_LIST 1024
 #define MM_MAX_BAD_TOKENS 4096 /* tokens of all bad words of a request together */
 #define MM_MAX_BAD_LEN 64      /* tokens of one bad word */
 

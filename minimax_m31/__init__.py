@@ -2,8 +2,8 @@
 
     from minimax_m31 import LLM, SamplingParams
 
-    llm = LLM("path/to/checkpoint") print(llm.generate("The capital of France is",
-    SamplingParams(max_tokens=16))[0].outputs[0].text)
+    llm = LLM("path/to/checkpoint")
+    print(llm.generate("The capital of France is", SamplingParams(max_tokens=16)))
 
 Importing this loads nothing: every name below is fetched when it is first used.
 """
@@ -29,6 +29,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .chat.conversation import Conversation
+    from .chat.display import display_stream
     from .chat.types import Delta, Message, ParseError, ToolCall
     from .engine_args import EngineArgs
     from .environment import build_info, collect_env, cuda_available
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "chat.conversation": ("Conversation",),
+    "chat.display": ("display_stream",),
     "chat.types": ("Delta", "Message", "ParseError", "ToolCall"),
     "engine_args": ("EngineArgs",),
     "environment": ("build_info", "collect_env", "cuda_available"),
@@ -74,6 +78,7 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "ConfigError",
+    "Conversation",
     "Delta",
     "EngineArgs",
     "EngineClosedError",
@@ -111,6 +116,7 @@ __all__ = [
     "collect_env",
     "cuda_available",
     "derive_seed",
+    "display_stream",
     "live_engines",
     "shutdown_all",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .calls import Call, Job, Source
-from .chat.grammar import forced_call_grammar, require_llguidance, single_call_grammar
+from .chat.grammar import forced_call_grammar, single_call_grammar
 from .chat.parser import StreamParser, parse
 from .chat.render import PreparedChat, Rendered, prepare, render_prepared
 from .core_params import Plan, make_plan
@@ -18,6 +18,7 @@ from .params import SamplingParams
 from .prompts import Prompt, need_tokenizer
 from .results import text_cut
 from .streams import StreamCall
+from .structured import load_llguidance
 from .text import view
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class Chats:
                 param="structured_outputs",
                 value=params.structured_outputs,
             )
-        require_llguidance()
+        load_llguidance(param)
         text = (
             single_call_grammar(chat.tools)
             if chat.forced_tool is None

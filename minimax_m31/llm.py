@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
-from .bookkeeping import Bookkeeping
 from .calls import BaseCall, Call, plans_source
+from .chat_face import ChatFace
 from .core_params import Plan, make_plan, stream_interval, truncation_changes
 from .describe import engine_html, engine_text
 from .engine_args import EngineArgs, check_names, log_level
@@ -36,7 +36,6 @@ from .streams import StreamCall
 from .text import TextTable
 
 if TYPE_CHECKING:
-    from .chatting import ChatArgs, Chats
     from .structured import Grammars
     from .tokenizer import Tokenizer
 
@@ -57,7 +56,7 @@ def shutdown_all() -> None:
         llm.shutdown()
 
 
-class LLM(Bookkeeping):
+class LLM(ChatFace):
     """An engine with its tokenizer: `LLM("path/to/checkpoint")`.
 
     Arguments: see EngineArgs. An unknown one is a TypeError that names the nearest valid ones.
@@ -306,121 +305,6 @@ class LLM(Bookkeeping):
             "raise_errors": on_error == "raise",
             "timeout": timeout,
         }
-
-    # -- chat --------------------------------------------------------------------------------------
-
-    def chat(
-        self,
-        messages: Any,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        thinking: Any = None,
-        reasoning_effort: Any = None,
-        tools: Any = None,
-        tool_choice: Any = "auto",
-        parallel_tool_calls: bool = True,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        reasoning_history: str = "auto",
-        allow_special_tokens_in_text: bool = False,
-        parse: bool = True,
-        use_tqdm: UseTqdm = True,
-        priority: int | Sequence[int] | None = None,
-        request_ids: Sequence[str] | None = None,
-        on_error: str = "raise",
-        timeout: float | None = None,
-    ) -> list[RequestOutput]:
-        """Answers one conversation (a list of messages) or several. Each answer's `message` is
-        parsed into reasoning, content and tool calls."""
-        from .chatting import ChatArgs, ChatCall
-
-        args = ChatArgs(
-            thinking,
-            reasoning_effort,
-            tools,
-            tool_choice,
-            parallel_tool_calls,
-            add_generation_prompt,
-            continue_final_message,
-            chat_template,
-            chat_template_kwargs,
-            reasoning_history,
-            allow_special_tokens_in_text,
-        )
-        chats, count = self._chats(messages, sampling_params, args)
-        common = self._common(count, priority, request_ids, on_error, timeout)
-        call = ChatCall(
-            self,
-            count,
-            chats.source,
-            progress=Progress(count, use_tqdm, "Chats"),
-            raw_text=parse,
-            **common,
-        )
-        call.chats, call.parse = chats, parse
-        return self._gather(call)
-
-    def chat_stream(
-        self,
-        messages: Any,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        output_kind: RequestOutputKind | None = None,
-        parse: bool = True,
-        priority: int | Sequence[int] | None = None,
-        on_error: str = "raise",
-        timeout: float | None = None,
-        **chat_args: Any,
-    ) -> Iterator[RequestOutput]:
-        """As `chat`, while the answers grow; each piece's `outputs[0].deltas` say what it adds to
-        the message.
-        """
-        from .chatting import ChatArgs, ChatStreamCall
-
-        names = {field.name for field in dataclasses.fields(ChatArgs)}
-        for name in chat_args:
-            if name not in names:
-                from .suggest import unknown_name
-
-                raise TypeError(unknown_name("chat_stream()", name, names))
-        chats, count = self._chats(messages, sampling_params, ChatArgs(**chat_args))
-        first = chats.params[0] if count else self._default_params
-        kind = output_kind or first.output_kind or RequestOutputKind.DELTA
-        call = ChatStreamCall(
-            self,
-            count,
-            chats.source,
-            output_kind=kind,
-            raw_text=parse,
-            notify=min((p.stream_interval or 1 for p in chats.params), default=1),
-            **self._common(count, priority, None, on_error, timeout),
-        )
-        call.chats, call.parse = chats, parse
-        return self._stream(call)
-
-    def _chats(self, messages: Any, params: Any, args: ChatArgs) -> tuple[Chats, int]:
-        from .chatting import Chats, prepare_all
-
-        self._engine()
-        prepared, _ = prepare_all(self, messages, args)
-        each = per_prompt(params, len(prepared), self._default_params)
-        return Chats(self, prepared, each, args), len(prepared)
-
-    def apply_chat_template(self, messages: Any, *, tokenize: bool = True, **chat_args: Any) -> Any:
-        """Exactly what `chat` would feed the model: token ids,
-        or the text. Keywords as in `chat`."""
-        from .chat.render import render_prepared
-        from .chatting import ChatArgs, encode, prepare_all
-
-        args = ChatArgs(**chat_args)
-        prepared, single = prepare_all(self, messages, args)
-        assert self._tokenizer is not None
-        added = tuple(self._tokenizer.added_tokens)
-        rendered = [render_prepared(item, added) for item in prepared]
-        out = [encode(self, item, args) if tokenize else item.prompt for item in rendered]
-        return out[0] if single else out
 
     # -- without waiting ---------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from .params import RequestOutputKind
 from .results import (
     completion,
     dead_end,
+    error_record,
     exception_of,
     logprob_rows,
     metrics,
@@ -125,6 +126,7 @@ class StreamCall(Call):
         one.logprobs = logprob_rows(core, plan, table)
         one.text = text
         ended = one.finish_reason is not None
+        failed = None if core["error"] is None else exception_of(core["error"], job.index)
         done = job.samples[sample]
         if ended and done is not None and table is not None:
             tokens = done["token"].tolist()
@@ -145,4 +147,5 @@ class StreamCall(Call):
             seed=job.seed,
             weight_version=core["weight_version"],
             extra_args=plan.params.extra_args,
+            error=None if failed is None else error_record(failed),
         )

@@ -31,16 +31,18 @@ Words = npt.NDArray[np.uint32]
 
 COMPILE_S = 10.0  # longest compile of a grammar
 CACHE = 256  # compiled grammars kept per engine
+_TAG_KEYS = ("structures", "triggers")
 WHITESPACE = {"bounded": r"[ \t\r\n]{1,16}", "compact": None, "any": r"[ \t\r\n]+"}
 
 
-def load_llguidance() -> Any:
-    """The llguidance module, or the error that says how to get it."""
+def load_llguidance(param: str = "structured_outputs") -> Any:
+    """The llguidance module, or the error that says how to get it. `param`: the argument that needs
+    it."""
     try:
         import llguidance
     except ImportError as error:
         raise GrammarError(
-            f"constrained decoding needs llguidance: {PIP_LINE}", param="structured_outputs"
+            f"{param}: a grammar enforces it, which needs llguidance: {PIP_LINE}", param=param
         ) from error
     return llguidance
 
@@ -115,28 +117,35 @@ def _json_grammar(schema: Any, p: StructuredOutputsParams) -> str:
 def _tag_grammar(value: Any) -> str:
     """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}: free text, in which a
     trigger begins a constrained part."""
-    tag = json.loads(value) if isinstance(value, str) else value
-    structures, triggers = tag.get("structures"), tag.get("triggers")
-    if not structures or not triggers:
-        raise GrammarError(
-            "structured_outputs: a structural_tag has 'structures' (begin, schema, end) and "
-            "'triggers'",
-            param="structured_outputs",
-            value=value,
+
+    def refuse(what: str) -> GrammarError:
+        return GrammarError(
+            f"structured_outputs: structural_tag: {what}", param="structured_outputs", value=value
         )
+
+    try:
+        tag = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError as error:
+        raise refuse(f"it is no JSON text: {error}") from error
+    parts = [tag.get(key) if isinstance(tag, Mapping) else None for key in _TAG_KEYS]
+    if not all(isinstance(part, (list, tuple)) and part for part in parts):
+        raise refuse("it has 'structures' (each with begin, schema, end) and 'triggers'")
+    structures, triggers = parts
     tags = []
     struct = load_llguidance().StructTag
-    for item in structures:
-        trigger = next((t for t in triggers if item["begin"].startswith(t)), None)
-        if trigger is None:
-            raise GrammarError(
-                f"structured_outputs: no trigger begins {item['begin']!r}",
-                param="structured_outputs",
-                value=value,
-            )
-        tags.append(
-            struct(trigger=trigger, begin=item["begin"], grammar=item["schema"], end=item["end"])
+    for i, item in enumerate(structures or ()):
+        begin, schema, end = (
+            item.get(key) if isinstance(item, Mapping) else None
+            for key in ("begin", "schema", "end")
         )
+        if not (isinstance(begin, str) and isinstance(end, str) and begin and end):
+            raise refuse(f"structures[{i}] needs 'begin' and 'end', both text that is not empty")
+        if not isinstance(schema, (Mapping, bool)):
+            raise refuse(f"structures[{i}] needs 'schema', a JSON schema")
+        trigger = next((t for t in triggers or () if begin.startswith(t)), None)
+        if trigger is None:
+            raise refuse(f"no trigger begins {begin!r}")
+        tags.append(struct(trigger=trigger, begin=begin, grammar=schema, end=end))
     return str(struct.to_grammar(tags, assume_special=False))
 
 

@@ -27,7 +27,7 @@ from .chat.inject import cut_at_tokens
 from .chat.marks import DOCUMENT_START, RELEASED_VOCAB_SIZE, REQUIRED_TOKENS
 from .errors import ConfigError, InvalidRequestError
 
-# The split pattern of the model family. Texts are cut only when the file has exactly this one.
+# The split pattern of the model family. Texts are cut only when the file has it or its variant.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 SPLIT_PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -38,6 +38,7 @@ SPLIT_PATTERN = (
     + "|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SINGLE_DIGITS = SPLIT_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")  # the variant of small checkpoints
 
 _PIECE = 1 << 14  # characters of a text handed to the library at once
 # A letter then a blank then a letter, or a newline then a letter: no alternative of the pattern
@@ -523,7 +524,7 @@ def _splits_as_expected(document: dict[str, Any]) -> bool:
         document.get("normalizer") is None
         and len(stages) == 2
         and stages[0].get("type") == "Split"
-        and stages[0].get("pattern") == {"Regex": SPLIT_PATTERN}
+        and stages[0].get("pattern") in ({"Regex": SPLIT_PATTERN}, {"Regex": SINGLE_DIGITS})
         and stages[0].get("behavior") == "Isolated"
         and not stages[0].get("invert")
         and stages[1].get("type") == "ByteLevel"

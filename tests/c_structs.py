@@ -40,7 +40,8 @@ def strip(text: str) -> str:
 
 def constants(text: str) -> dict[str, int]:
     """Macros and enumerators with plain integer values."""
-    found = {n: int(v, 0) for n, v in re.findall(r"#define (MM_\w+) +(0x[0-9a-fA-F]+|\d+)\b", text)}
+    macro = r"#define (MM_\w+)[ \\\n]+(0x[0-9a-fA-F]+|\d+)\b"  # or on the next line
+    found = {n: int(v, 0) for n, v in re.findall(macro, text)}
     for body in re.findall(r"\benum\b[^{;]*\{(.*?)\}", strip(text), flags=re.S):
         value = -1
         for item in filter(None, (part.strip() for part in body.split(","))):

@@ -206,8 +206,7 @@ USER = [{"role": "user", "content": "hi"}]
         (USER, {"tools": [{"type": "function", "function": {"name": "f", "description": "d",
                                                             "parameters": {"type": "object",
                                                             "properties": {}}}}],
-                "tool_choice": "required"}, "tool_choice"),
-        (USER, {"parallel_tool_calls": False}, "parallel_tool_calls"),
+                "tool_choice": "requird"}, "tool_choice"),
     ],
 )  # fmt: skip
 def test_bad_chat(text: LLM, messages: object, kwargs: dict[str, object], param: str) -> None:

@@ -44,9 +44,10 @@ typedef struct mm_cpu_linear_kernels {
                  float *y);
     /* Rows [first, first + n), n <= MM_CPU_PANEL, decoded; a row takes mm_cpu_panel_bytes. */
     void (*panel)(mm_cpu_kind kind, const mm_weight *w, int64_t first, int64_t n, void *panel);
-    /* y[r * y_stride + i] = dot(x[r], panel row i) / global_scale: the same bits as gemv. */
-    void (*tile)(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k, const void *const *x,
-                 int64_t m, float global_scale, float *y, int64_t y_stride);
+    /* y[r * y_stride + i] = dot(x[r], panel row i) / global_scale: the same bits as gemv. Rows of
+     * the panel are `stride` bytes apart. */
+    void (*tile)(mm_cpu_kind kind, const void *panel, int64_t stride, int64_t n, int64_t k,
+                 const void *const *x, int64_t m, float global_scale, float *y, int64_t y_stride);
 } mm_cpu_linear_kernels;
 
 typedef struct mm_cpu_math_kernels {
@@ -127,6 +128,12 @@ typedef struct mm_cpu_run {
     int n_thread;
 } mm_cpu_run;
 mm_cpu_run mm_cpu_start(const mm_op_context *c); /* forgets the scratch of the op before */
+/* The pool for a loop of about `work` multiply-adds in all; NULL, the caller alone, where waking
+ * the others would take longer than the loop. */
+static inline mm_pool *mm_cpu_pool(const mm_cpu_run *r, int64_t work)
+{
+    return work < 1 << 17 ? NULL : r->pool;
+}
 mm_status mm_cpu_scratch(const mm_cpu_run *r, size_t n_bytes, void **out);
 mm_status mm_cpu_floats(const mm_cpu_run *r, int64_t n, float **out);
 static inline int64_t mm_cpu_act_size(mm_dtype act)

@@ -317,15 +317,18 @@ static mm_status run(attn_run *a)
         a->blocks != NULL ? mm_min_i64(n_block, s->n_top_block) : mm_ceil_div(n_block, SEGMENT);
     const size_t split_bytes =
         sizeof(float) * (size_t)(n_unit * n_segment * state_floats(s, a->tile_rows));
-    if (r->n_thread > 1 && n_segment > 1 && n_unit < 2 * (int64_t)r->n_thread &&
+    const int64_t n_key = MM_PAGE * (a->blocks != NULL ? n_segment : n_block);
+    mm_pool *pool =
+        mm_cpu_pool(r, (seq->n_row * (int64_t)s->n_head + 4 * n_unit) * 2 * s->head_dim * n_key);
+    if (pool != NULL && r->n_thread > 1 && n_segment > 1 && n_unit < 2 * (int64_t)r->n_thread &&
         split_bytes <= SPLIT_BYTES) {
         a->n_segment = (int32_t)n_segment;
         MM_TRY(mm_cpu_scratch(r, split_bytes, &p));
         a->split = p;
-        mm_pool_run_dynamic(r->pool, n_unit * n_segment, 1, run_segments, a);
-        mm_pool_run(r->pool, n_unit, 1, merge_units, a);
+        mm_pool_run_dynamic(pool, n_unit * n_segment, 1, run_segments, a);
+        mm_pool_run(pool, n_unit, 1, merge_units, a);
     } else {
-        mm_pool_run_dynamic(r->pool, n_unit, 1, run_units, a);
+        mm_pool_run_dynamic(pool, n_unit, 1, run_units, a);
     }
     return MM_OK;
 }

@@ -110,16 +110,18 @@ mm_status mm_cpu_attn_in(const mm_op_context *c, const mm_seq_view *seq, const m
         mm_cpu_rows rows = {.x = a->h, .first = t, .n = n, .k = s->d_model};
         mm_cpu_job job[N_PROJECTION];
         int32_t n_job = 0;
+        int64_t width = 0;
         for (int j = 0; j < N_PROJECTION; j++) {
             if (p[j].w == NULL)
                 continue;
             const mm_cpu_kind kind = mm_cpu_kind_of(r.isa, p[j].w->format, s->act);
             MM_TRY(mm_cpu_prepare(&r, &rows, kind));
+            width += p[j].w->n_out;
             job[n_job++] = (mm_cpu_job){p[j].w, kind, rows.at[kind], n, p[j].y, p[j].w->n_out, 0};
         }
         MM_TRY(mm_cpu_linear(&r, job, n_job));
         attn_in_run run = {&r, seq, p, t};
-        mm_pool_run(r.pool, n, 1, finish_rows, &run);
+        mm_pool_run(mm_cpu_pool(&r, n * width * 16), n, 1, finish_rows, &run);
         c->stream->scratch.used = used;
     }
     return MM_OK;

@@ -77,7 +77,7 @@ static mm_status route(const mm_cpu_run *r, const mm_attn_out_args *a, int64_t t
     MM_TRY(mm_cpu_floats(r, n * s->n_expert, &x.logit));
     mm_cpu_job job = {&gate, MM_CPU_F32, rows.at[MM_CPU_F32], n, x.logit, s->n_expert, 0};
     MM_TRY(mm_cpu_linear(r, &job, 1));
-    mm_pool_run(r->pool, n, 1, route_rows, &x);
+    mm_pool_run(mm_cpu_pool(r, n * s->n_expert * 64), n, 1, route_rows, &x);
     return MM_OK;
 }
 

@@ -1,14 +1,15 @@
 /* cpu_avx512_bf16.c: y = x W^T for bf16 activations with VDPBF16PS (AVX-512 BF16 + VBMI): two exact
  * bf16 products per lane and instruction, summed in f32. Every code of the checkpoint's formats is
- * exact in bf16; the block scale enters the lane's sum after its group, as in cpu_kernels_linear.h.
+ * exact in bf16; the block scale enters the lane's sum after its group (one instruction for it).
  * VDPBF16PS treats subnormals as zero, in x, in W and in sums: below 2^-126, far under what a
  * result can show. Used for one row and for many, so that both give the same bits.
  *
  * Lanes are pairs of elements of K:
- *   BF16   32 elements per vector as they lie
- *   MXFP8  64 elements: vector 0 = bytes 0..7 of each 128-bit lane widened, vector 1 = bytes 8..15
- *   NVFP4  128 elements: vector j = nibble j of each 16-bit word = elements 4 word + j; block of 16
- * = a pair of lanes */
+ *
+ * - BF16: 32 elements per vector as they lie
+ * - MXFP8: 64 elements: vector 0 = bytes 0..7 of each 128-bit lane widened, vector 1 = bytes 8..15
+ * - NVFP4: 128 elements: vector j = nibble j of each 16-bit word = elements 4 word + j; a block of
+ *   16 is a pair of lanes */
 #include "kernels/cpu/cpu.h"
 
 #if defined(__x86_64__)
@@ -73,22 +74,14 @@ SIMD void decode_nvfp4(vi code, vi *v)
     v[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(code, 12), table);
 }
 
-/* 16 e4m3 scales, by way of f16: (s eeee mmm) << 7 is the f16 of value * 2^-8 */
-SIMD vf scales16(__m128i code)
-{
-    const __m256i w = _mm256_slli_epi16(_mm256_cvtepu8_epi16(code), 8);
-    const __m256i h = _mm256_and_si256(_mm256_srai_epi16(w, 1), _mm256_set1_epi16((int16_t)0xBFFF));
-    const vf v = _mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256.0f));
-    const __mmask16 is_nan =
-        _mm_cmpeq_epi8_mask(_mm_and_si128(code, _mm_set1_epi8(0x7F)), _mm_set1_epi8(0x7F));
-    return _mm512_mask_mov_ps(v, is_nan, _mm512_set1_ps(NAN));
-}
-
 SIMD vf nvfp4_scales(const uint8_t *scale, int64_t k, int64_t n_in) /* k a multiple of 256 */
 {
-    const int64_t left = (n_in - k) / 16;
-    const __mmask16 mask = left >= 16 ? (__mmask16)0xFFFF : (__mmask16)((1u << left) - 1);
-    return scales16(_mm_maskz_loadu_epi8(mask, scale + k / 16));
+    MM_ASSERT(scale != NULL);
+    uint8_t whole[16] = {0};
+    if (n_in - k >= 256)
+        return vf_from_e4m3(scale + k / 16);
+    memcpy(whole, scale + k / 16, (size_t)(n_in - k) / 16);
+    return vf_from_e4m3(whole);
 }
 
 SIMD vf mxfp8_scale(const uint8_t *scale, int64_t k, int64_t n_in)
@@ -160,7 +153,7 @@ SIMD float row_nvfp4(const mm_weight *w, int64_t row, const uint16_t *x)
     const uint8_t *p = ROW_DATA(w, row), *scale = ROW_SCALE(w, row);
     vf acc = vf_zero();
     for (int64_t k = 0; k < whole; k += 256, p += 128) {
-        const vf s = scales16(_mm_loadu_si128((const __m128i *)(const void *)(scale + k / 16)));
+        const vf s = vf_from_e4m3(scale + k / 16);
         AHEAD(p, 1536);
         AHEAD(p, 1600);
         acc = group_nvfp4(vi_load(p), vf_pairs_low(s), x + k, acc);
@@ -201,8 +194,9 @@ SIMD_TARGET static void bf16_gemv(mm_cpu_kind kind, const mm_weight *w, int64_t 
     }
 }
 
-/* ---------------------------------------------------------------- panels: 64-byte vectors, then
- * the group's 16 scales */
+/* ---------------------------------------------------------------- panels */
+
+/* Per group its 64-byte vectors, then its 16 scales. */
 
 SIMD_TARGET static void panel_row(mm_cpu_kind kind, const mm_weight *w, int64_t row, uint8_t *out)
 {
@@ -333,11 +327,10 @@ SIMD void tile_all(int size, const uint8_t *panel, int64_t n, int64_t stride, in
     }
 }
 
-SIMD_TARGET static void bf16_tile(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k,
-                                  const void *const *x, int64_t m, float global_scale, float *y,
-                                  int64_t y_stride)
+SIMD_TARGET static void bf16_tile(mm_cpu_kind kind, const void *panel, int64_t stride, int64_t n,
+                                  int64_t k, const void *const *x, int64_t m, float global_scale,
+                                  float *y, int64_t y_stride)
 {
-    const int64_t stride = (int64_t)mm_cpu_panel_bytes(kind, k);
     switch (kind) {
     case MM_CPU_BF16_DOT:
         tile_all(0, panel, n, stride, mm_ceil_div(k, 32), x, m, global_scale, y, y_stride);
@@ -349,7 +342,7 @@ SIMD_TARGET static void bf16_tile(mm_cpu_kind kind, const void *panel, int64_t n
         tile_all(4, panel, n, stride, mm_ceil_div(k, 128), x, m, global_scale, y, y_stride);
         break;
     default:
-        mm_cpu_linear_avx512.tile(kind, panel, n, k, x, m, global_scale, y, y_stride);
+        mm_cpu_linear_avx512.tile(kind, panel, stride, n, k, x, m, global_scale, y, y_stride);
     }
 }
 

@@ -105,9 +105,11 @@ mm_status mm_cpu_choose_blocks(const mm_cpu_run *r, const mm_seq_view *seq, cons
                                      (const uint8_t *)iq + x.t * width * mm_cpu_act_size(s->act),
                                      x.n * width, x.iq);
                 r->isa->math->round_query(ik->format, true, x.iq, x.n * width);
-                mm_pool_run(r->pool, x.n_block, 1, score_blocks, &x);
+                mm_pool_run(mm_cpu_pool(r, (int64_t)x.n_block * MM_PAGE * width * x.n), x.n_block,
+                            1, score_blocks, &x);
             }
-            mm_pool_run(r->pool, x.n, 4, choose_rows, &x);
+            mm_pool_run(mm_cpu_pool(r, (int64_t)x.n * x.n_block * s->n_index_head * 8), x.n, 1,
+                        choose_rows, &x);
         }
     }
     r->c->stream->scratch.used = used;

@@ -71,7 +71,7 @@ SIMD void cache_row(mm_cache_format format, int32_t dim, const uint8_t *data, co
             v = vf_cast(vi_sll(vi_from_u16((const uint16_t *)(const void *)data + j), 16));
             break;
         case MM_CACHE_FP8:
-            v = vf_e4m3(vi_from_u8(data + j));
+            v = vf_from_e4m3(data + j);
             break;
         default:
             v = round_e4m3(vf_mul(vf_e2m1(vi_from_u4(data + j / 2)),

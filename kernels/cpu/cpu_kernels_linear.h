@@ -2,16 +2,16 @@
  * included before).
  *
  * Lanes run along K, in an order that makes decoding cheap; x is put into the same order once
- * ("prepared"): F32    16 elements per vector as they lie BF16   32 elements: the even ones, then
- * the odd ones (low and high half of each 32-bit lane) MXFP8  64 elements: vector j = byte j of
- * each lane = elements 4 lane + j; block of 32 = lanes 0..7 or 8..15 NVFP4  128 elements: vector j
- * = nibble j of each lane = elements 8 lane + j; block of 16 = a pair of lanes A quantised group is
- * summed first (b = w_0 x_0, then fused adds) and enters the lane's sum times its scale; so the
- * scale costs one instruction per group. The 16 lane sums are added by the tree of vf_sum, then
- * divided by the global scale.
+ * ("prepared"):
  *
- * A panel row holds the same vectors decoded: per group its vectors, then (quantised) the 16
- * scales. */
+ * - F32, MXFP8: 16 elements per vector as they lie; an MXFP8 value times its power of two is exact
+ * - BF16: 32 elements: the even ones, then the odd ones (low and high half of each 32-bit lane)
+ * - NVFP4: 128 elements: vector j = nibble j of each lane = elements 8 lane + j; a block of 16 is a
+ *   pair of lanes. The group is summed first (b = w_0 x_0, then fused adds) and enters the lane's
+ *   sum times its scale, so the scale costs one instruction per group
+ *
+ * The 16 lane sums are added by the tree of vf_sum, then divided by the global scale. A panel row
+ * holds the same vectors decoded: NVFP4 per group its 8 vectors, then the 16 scales. */
 #ifndef MM_CPU_KERNELS_LINEAR_H
 #define MM_CPU_KERNELS_LINEAR_H
 #include "kernels/cpu/cpu.h"
@@ -21,27 +21,12 @@ SIMD float e8m0_value(uint8_t s)
     return mm_f32_from_bits(mm_cpu_e8m0_bits[s]);
 }
 
-/* ---------------------------------------------------------------- groups of one row, decoded on
- * the fly */
+/* ---------------------------------------------------------------- groups of a row, decoded */
 
 SIMD vf group_bf16(vi w, const float *x, vf acc)
 {
     acc = vf_fma(vf_cast(vi_sll(w, 16)), vf_load(x), acc);
     return vf_fma(vf_cast(vi_and(w, vi_set1((int32_t)0xFFFF0000))), vf_load(x + 16), acc);
-}
-
-SIMD vf mxfp8_vector(vi w, int j)
-{
-    switch (j) {
-    case 0:
-        return vf_e4m3(vi_and(w, vi_set1(0xFF)));
-    case 1:
-        return vf_e4m3(vi_and(vi_srl(w, 8), vi_set1(0xFF)));
-    case 2:
-        return vf_e4m3(vi_and(vi_srl(w, 16), vi_set1(0xFF)));
-    default:
-        return vf_e4m3(vi_srl(w, 24));
-    }
 }
 
 SIMD vf nvfp4_vector(vi w, int j)
@@ -66,15 +51,6 @@ SIMD vf nvfp4_vector(vi w, int j)
     }
 }
 
-SIMD vf group_mxfp8(vi w, vf scale, const float *x, vf acc)
-{
-    vf b = vf_mul(mxfp8_vector(w, 0), vf_load(x));
-    b = vf_fma(mxfp8_vector(w, 1), vf_load(x + 16), b);
-    b = vf_fma(mxfp8_vector(w, 2), vf_load(x + 32), b);
-    b = vf_fma(mxfp8_vector(w, 3), vf_load(x + 48), b);
-    return vf_fma(b, scale, acc);
-}
-
 SIMD vf group_nvfp4(vi w, vf scale, const float *x, vf acc)
 {
     vf b = vf_mul(nvfp4_vector(w, 0), vf_load(x));
@@ -94,16 +70,10 @@ SIMD vf nvfp4_scales(const uint8_t *scale, int64_t k, int64_t n_in)
 {
     const int64_t left = (n_in - k) / 16;
     if (left >= 16)
-        return vf_e4m3(vi_from_u8(scale + k / 16));
+        return vf_from_e4m3(scale + k / 16);
     uint8_t whole[16] = {0};
     memcpy(whole, scale + k / 16, (size_t)left);
-    return vf_e4m3(vi_from_u8(whole));
-}
-
-SIMD vf mxfp8_scale(const uint8_t *scale, int64_t k, int64_t n_in)
-{
-    return vf_halves(e8m0_value(scale[k / 32]),
-                     k + 32 < n_in ? e8m0_value(scale[k / 32 + 1]) : 0.0f);
+    return vf_from_e4m3(whole);
 }
 
 /* ---------------------------------------------------------------- one row of x */
@@ -143,16 +113,14 @@ SIMD float row_bf16(const mm_weight *w, int64_t row, const float *x)
 
 SIMD float row_mxfp8(const mm_weight *w, int64_t row, const float *x)
 {
-    const int64_t k_in = w->n_in, whole = k_in / 64 * 64;
     const uint8_t *p = ROW_DATA(w, row), *scale = ROW_SCALE(w, row);
     vf acc = vf_zero();
-    for (int64_t k = 0; k < whole; k += 64, p += 64) {
+    for (int64_t k = 0; k < w->n_in; k += 32, p += 32) {
+        const vf s = vf_set1(e8m0_value(scale[k / 32]));
         AHEAD(p);
-        acc = group_mxfp8(vi_load(p), mxfp8_scale(scale, k, k_in), x + k, acc);
+        acc = vf_fma(vf_mul(vf_from_e4m3(p), s), vf_load(x + k), acc);
+        acc = vf_fma(vf_mul(vf_from_e4m3(p + 16), s), vf_load(x + k + 16), acc);
     }
-    if (whole < k_in)
-        acc = group_mxfp8(vi_load_bytes(p, (int)(k_in - whole)), mxfp8_scale(scale, whole, k_in),
-                          x + whole, acc);
     return vf_sum(acc);
 }
 
@@ -162,7 +130,7 @@ SIMD float row_nvfp4(const mm_weight *w, int64_t row, const float *x)
     const uint8_t *p = ROW_DATA(w, row), *scale = ROW_SCALE(w, row);
     vf acc = vf_zero();
     for (int64_t k = 0; k < whole; k += 256, p += 128) {
-        const vf s = vf_e4m3(vi_from_u8(scale + k / 16));
+        const vf s = vf_from_e4m3(scale + k / 16);
         AHEAD(p);
         AHEAD(p + 64);
         acc = group_nvfp4(vi_load(p), vf_pairs_low(s), x + k, acc);
@@ -221,12 +189,10 @@ SIMD_TARGET static void panel_row(mm_cpu_kind kind, const mm_weight *w, int64_t 
             vf_store(out + 16, vf_cast(vi_and(v, vi_set1((int32_t)0xFFFF0000))));
         }
     } else if (kind == MM_CPU_MXFP8) {
-        for (int64_t k = 0; k < k_in; k += 64, out += 5 * 16) {
-            const vi v =
-                k + 64 <= k_in ? vi_load(data + k) : vi_load_bytes(data + k, (int)(k_in - k));
-            for (int j = 0; j < 4; j++)
-                vf_store(out + 16 * j, mxfp8_vector(v, j));
-            vf_store(out + 64, mxfp8_scale(scale, k, k_in));
+        for (int64_t k = 0; k < k_in; k += 32, out += 32) {
+            const vf s = vf_set1(e8m0_value(scale[k / 32]));
+            vf_store(out, vf_mul(vf_from_e4m3(data + k), s));
+            vf_store(out + 16, vf_mul(vf_from_e4m3(data + k + 16), s));
         }
     } else {
         for (int64_t k = 0; k < k_in; k += 128, out += 9 * 16) {
@@ -336,20 +302,18 @@ SIMD void tile_all(int size, const float *panel, int64_t n, int64_t stride, int6
     }
 }
 
-SIMD_TARGET static void linear_tile(mm_cpu_kind kind, const void *panel, int64_t n, int64_t k,
-                                    const void *const *x, int64_t m, float global_scale, float *y,
-                                    int64_t y_stride)
+SIMD_TARGET static void linear_tile(mm_cpu_kind kind, const void *panel, int64_t n_byte, int64_t n,
+                                    int64_t k, const void *const *x, int64_t m, float global_scale,
+                                    float *y, int64_t y_stride)
 {
-    const int64_t stride = (int64_t)(mm_cpu_panel_bytes(kind, k) / sizeof(float));
+    const int64_t stride = n_byte / 4;
     switch (kind) {
     case MM_CPU_F32:
+    case MM_CPU_MXFP8:
         tile_all(0, panel, n, stride, mm_ceil_div(k, 16), x, m, global_scale, y, y_stride);
         break;
     case MM_CPU_BF16:
         tile_all(0, panel, n, stride, 2 * mm_ceil_div(k, 32), x, m, global_scale, y, y_stride);
-        break;
-    case MM_CPU_MXFP8:
-        tile_all(4, panel, n, stride, mm_ceil_div(k, 64), x, m, global_scale, y, y_stride);
         break;
     default:
         tile_all(8, panel, n, stride, mm_ceil_div(k, 128), x, m, global_scale, y, y_stride);
@@ -362,10 +326,7 @@ SIMD_TARGET static void linear_prepare(mm_cpu_kind kind, mm_dtype act, const voi
                                        void *dst)
 {
     float *out = dst;
-    const int group = kind == MM_CPU_NVFP4   ? 8
-                      : kind == MM_CPU_MXFP8 ? 4
-                      : kind == MM_CPU_BF16  ? 2
-                                             : 1;
+    const int group = kind == MM_CPU_NVFP4 ? 8 : kind == MM_CPU_BF16 ? 2 : 1;
     const int64_t n = mm_round_up(k, MM_CPU_PAD);
     for (int64_t first = 0; first < n; first += 16 * group) {
         for (int i = 0; i < 16; i++) {

@@ -34,9 +34,8 @@ size_t mm_cpu_panel_bytes(mm_cpu_kind kind, int64_t k)
     case MM_CPU_F32:
         return (size_t)mm_round_up(k, 16) * 4;
     case MM_CPU_BF16:
+    case MM_CPU_MXFP8:
         return (size_t)mm_round_up(k, 32) * 4;
-    case MM_CPU_MXFP8: /* 4 vectors and the scales per 64 */
-        return (size_t)mm_ceil_div(k, 64) * 5 * 64;
     case MM_CPU_NVFP4: /* 8 and the scales per 128 */
         return (size_t)mm_ceil_div(k, 128) * 9 * 64;
     case MM_CPU_BF16_DOT:
@@ -97,14 +96,27 @@ static int64_t panel_rows(const mm_cpu_job *j)
     return n;
 }
 
+/* Rows that the tile can read where they lie: plain values in the order of K, whole vectors. */
+static bool is_panel(const mm_cpu_job *j)
+{
+    return (j->kind == MM_CPU_F32 && j->w->n_in % 16 == 0) ||
+           (j->kind == MM_CPU_BF16_DOT && j->w->n_in % 32 == 0);
+}
+
 static void run_many(const linear_run *r, const mm_cpu_job *j, int64_t first, int64_t last,
                      uint8_t *panel)
 {
     const int64_t step = panel_rows(j);
     for (int64_t i = first; i < last; i += step) {
         const int64_t n = mm_min_i64(step, last - i);
-        r->k->panel(j->kind, j->w, i, n, panel);
-        r->k->tile(j->kind, panel, n, j->w->n_in, j->x, j->m, j->w->global_scale, j->y + i,
+        const uint8_t *rows = (const uint8_t *)j->w->data + i * j->w->data_stride;
+        int64_t stride = j->w->data_stride;
+        if (!is_panel(j)) {
+            r->k->panel(j->kind, j->w, i, n, panel);
+            rows = panel;
+            stride = (int64_t)mm_cpu_panel_bytes(j->kind, j->w->n_in);
+        }
+        r->k->tile(j->kind, rows, stride, n, j->w->n_in, j->x, j->m, j->w->global_scale, j->y + i,
                    j->y_stride);
     }
 }
@@ -133,11 +145,12 @@ mm_status mm_cpu_linear(const mm_cpu_run *run, mm_cpu_job *job, int32_t n_job)
     mm_arena *scratch = &run->c->stream->scratch;
     const size_t used = scratch->used;
     linear_run r = {.k = run->isa->linear, .job = job, .n_job = n_job};
-    int64_t n_item = 0;
+    int64_t n_item = 0, work = 0;
     bool is_many = false;
     for (int32_t i = 0; i < n_job; i++) {
         job[i].item = n_item;
         n_item += mm_ceil_div(job[i].w->n_out, MM_CPU_PANEL);
+        work += job[i].m * job[i].w->n_out * job[i].w->n_in;
         if (job[i].m <= 1)
             continue;
         is_many = true;
@@ -151,9 +164,9 @@ mm_status mm_cpu_linear(const mm_cpu_run *run, mm_cpu_job *job, int32_t n_job)
         r.panel = p;
     }
     if (is_many && n_job > 1) /* rows per matrix differ */
-        mm_pool_run_dynamic(run->pool, n_item, 1, run_items, &r);
+        mm_pool_run_dynamic(mm_cpu_pool(run, work), n_item, 1, run_items, &r);
     else
-        mm_pool_run(run->pool, n_item, 1, run_items, &r);
+        mm_pool_run(mm_cpu_pool(run, work), n_item, 1, run_items, &r);
     scratch->used = used;
     return MM_OK;
 }
@@ -202,7 +215,7 @@ mm_status mm_cpu_prepare(const mm_cpu_run *r, mm_cpu_rows *rows, mm_cpu_kind kin
     for (int64_t i = 0; i < rows->n; i++)
         rows->at[kind][i] = (uint8_t *)base + (size_t)i * n_byte;
     prepare_run p = {r, rows, kind};
-    mm_pool_run(r->pool, rows->n, 1, prepare_rows, &p);
+    mm_pool_run(mm_cpu_pool(r, rows->n * rows->k * 4), rows->n, 1, prepare_rows, &p);
     return MM_OK;
 }
 

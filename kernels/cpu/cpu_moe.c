@@ -76,7 +76,7 @@ static mm_status run_mlps(moe_run *m, const void *h, int64_t first_row, int64_t 
     const size_t n_byte = mm_cpu_prepared_bytes(MM_CPU_F32, m->width);
     for (int64_t i = 0; i < m->n_pair; i++)
         m->at[i] = m->a + (size_t)i * n_byte;
-    mm_pool_run(r->pool, m->n_pair, 1, activate_pairs, m);
+    mm_pool_run(mm_cpu_pool(r, m->n_pair * m->width * 16), m->n_pair, 1, activate_pairs, m);
     for (int32_t i = 0; i < m->n_group; i++) {
         const mlp_group *g = &m->group[i];
         m->job[i] = (mm_cpu_job){g->down,
@@ -288,7 +288,7 @@ static mm_status run_chunk(const mm_cpu_run *r, const mm_moe_args *a, int64_t t,
         MM_TRY(open_run(&m));
         MM_TRY(run_mlps(&m, a->h, t, n));
     }
-    mm_pool_run(r->pool, n, 1, add_rows, &m);
+    mm_pool_run(mm_cpu_pool(r, n * d * (k + 1)), n, 1, add_rows, &m);
     if (!a->finish)
         return MM_OK;
     return mm_cpu_branch_end(r, n, m.acc, (uint8_t *)a->x + t * row_size, a->norm_w,

@@ -60,7 +60,8 @@ mm_status mm_cpu_embed(const mm_op_context *c, const mm_seq_view *seq, const mm_
     if (a->embed->format != MM_WEIGHT_F32 && a->embed->format != MM_WEIGHT_BF16)
         return MM_FAIL(MM_E_UNSUPPORTED, "cpu: the embedding must be F32 or BF16");
     MM_TRY(mm_cpu_floats(&r, (int64_t)r.n_thread * r.s->d_model, &e.row));
-    mm_pool_run(r.pool, seq->n_row, 1, embed_rows, &e);
+    mm_pool_run(mm_cpu_pool(&r, (int64_t)seq->n_row * r.s->d_model * 8), seq->n_row, 1, embed_rows,
+                &e);
     return MM_OK;
 }
 
@@ -118,10 +119,10 @@ mm_status mm_cpu_branch_end(const mm_cpu_run *r, int64_t n, float *y, void *x, c
         void *part;
         MM_TRY(mm_cpu_scratch(r, (size_t)(count * mm_cpu_act_size(act)), &part));
         b.part = part;
-        mm_pool_run(r->pool, n, 1, round_rows, &b);
+        mm_pool_run(mm_cpu_pool(r, count), n, 1, round_rows, &b);
         MM_TRY(comm->all_reduce(comm, r->c->stream, part, act, count));
     }
-    mm_pool_run(r->pool, n, 1, branch_rows, &b);
+    mm_pool_run(mm_cpu_pool(r, count * 8), n, 1, branch_rows, &b);
     return MM_OK;
 }
 

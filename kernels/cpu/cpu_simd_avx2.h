@@ -175,23 +175,19 @@ SIMD vf vf_e2m1(vi code)
 {
     return (vf){vf_e2m1_half(code.a), vf_e2m1_half(code.b)};
 }
-/* value of the e4m3 code in the low 8 bits (the others are 0) */
-SIMD __m256 vf_e4m3_half(__m256i code)
+/* 16 e4m3 codes, by way of f16: (s eeee mmm) << 7 is the f16 of value * 2^-8, and 0x7F, which would
+ * be a number there, becomes a NaN */
+SIMD vf vf_from_e4m3(const uint8_t *p)
 {
-    const __m256i a = _mm256_and_si256(code, _mm256_set1_epi32(0x7F));
-    __m256 n = _mm256_castsi256_ps(
-        _mm256_add_epi32(_mm256_slli_epi32(a, 20), _mm256_set1_epi32(120 << 23)));
-    const __m256 sub = _mm256_mul_ps(_mm256_cvtepi32_ps(a), _mm256_set1_ps(0x1p-9f));
-    n = _mm256_blendv_ps(sub, n, _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, _mm256_set1_epi32(7))));
-    const __m256i is_nan = _mm256_cmpeq_epi32(a, _mm256_set1_epi32(0x7F));
-    n = _mm256_blendv_ps(n, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)),
-                         _mm256_castsi256_ps(is_nan));
-    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x80)), 24);
-    return _mm256_or_ps(n, _mm256_castsi256_ps(sign));
-}
-SIMD vf vf_e4m3(vi code)
-{
-    return (vf){vf_e4m3_half(code.a), vf_e4m3_half(code.b)};
+    const __m128i code = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m256i w = _mm256_slli_epi16(_mm256_cvtepu8_epi16(code), 8);
+    const __m256i top = _mm256_set1_epi16(0x7F00);
+    const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(w, top), top);
+    __m256i h = _mm256_and_si256(_mm256_srai_epi16(w, 1), _mm256_set1_epi16((int16_t)0xBFFF));
+    h = _mm256_or_si256(h, _mm256_srli_epi16(is_nan, 1));
+    const __m256 gain = _mm256_set1_ps(256.0f);
+    return (vf){_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), gain),
+                _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), gain)};
 }
 /* lane i = v[i / 2], v[8 + i / 2] */
 SIMD vf vf_pairs_of(__m256 v)

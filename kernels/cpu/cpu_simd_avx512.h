@@ -152,20 +152,17 @@ SIMD vf vf_e2m1(vi code)
                                    4.0f, 3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
     return _mm512_permutexvar_ps(code, table);
 }
-/* value of the e4m3 code in the low 8 bits (the others are 0) */
-SIMD vf vf_e4m3(vi code)
+/* 16 e4m3 codes, by way of f16: (s eeee mmm) << 7 is the f16 of value * 2^-8, and 0x7F would be a
+ * number there */
+SIMD vf vf_from_e4m3(const uint8_t *p)
 {
-    const vi a = _mm512_and_si512(code, _mm512_set1_epi32(0x7F));
-    vi n = _mm512_add_epi32(_mm512_slli_epi32(a, 20), _mm512_set1_epi32(120 << 23));
-    const vf sub = _mm512_set_ps(0, 0, 0, 0, 0, 0, 0, 0, 0x7p-9f, 0x6p-9f, 0x5p-9f, 0x4p-9f,
-                                 0x3p-9f, 0x2p-9f, 0x1p-9f, 0);
-    n = _mm512_castps_si512(_mm512_mask_permutexvar_ps(
-        _mm512_castsi512_ps(n), _mm512_testn_epi32_mask(code, _mm512_set1_epi32(0x78)), a, sub));
-    n = _mm512_mask_mov_epi32(n, _mm512_cmpeq_epi32_mask(a, _mm512_set1_epi32(0x7F)),
-                              _mm512_set1_epi32(0x7FC00000));
-    const vi sign = _mm512_slli_epi32(code, 24);
-    return _mm512_castsi512_ps(
-        _mm512_ternarylogic_epi32(n, sign, _mm512_set1_epi32((int32_t)0x80000000), 0xF8));
+    const __m128i code = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m256i w = _mm256_slli_epi16(_mm256_cvtepu8_epi16(code), 8);
+    const __m256i h = _mm256_and_si256(_mm256_srai_epi16(w, 1), _mm256_set1_epi16((int16_t)0xBFFF));
+    const __m256i top = _mm256_set1_epi16(0x7F00);
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(w, top), top);
+    return _mm512_mask_mov_ps(_mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256.0f)), is_nan,
+                              _mm512_set1_ps(NAN));
 }
 /* lane i = v[i / 2], v[8 + i / 2] */
 SIMD vf vf_pairs_low(vf v)

@@ -227,8 +227,9 @@ SIMD v4f v4f_e4m3(v4u code)
     n = v4u_select((v4u)(a == 0x7Fu), v4u_set1(0x7FC00000u), n);
     return (v4f)(n | (code & 0x80u) << 24);
 }
-SIMD vf vf_e4m3(vi x)
+SIMD vf vf_from_e4m3(const uint8_t *p)
 {
+    const vi x = vi_from_u8(p);
     return (vf){v4f_e4m3(x.a), v4f_e4m3(x.b), v4f_e4m3(x.c), v4f_e4m3(x.d)};
 }
 /* lane i = v[i / 2], v[8 + i / 2] */
