@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -124,6 +125,19 @@ __all__ = [
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
+def _unbuilt(error: ImportError) -> str:
+    """What to do when the compiled part cannot be loaded."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    source = os.path.dirname(folder)
+    if not os.path.isfile(os.path.join(source, "setup.py")):
+        return f"the compiled part of {__name__} in {folder} cannot be loaded ({error})"
+    return (
+        f"{folder} is the source folder, without a built extension ({error}): run "
+        f"`pip install -e .` in {source}, or, when the package is installed elsewhere, run Python "
+        "from another folder"
+    )
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
@@ -132,10 +146,7 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{home}")
     except ImportError as error:
         if "_core" in str(error):
-            raise ImportError(
-                f"the compiled part of {__name__} cannot be loaded ({error}): build it with "
-                "`pip install .` in the repository"
-            ) from error
+            raise ImportError(_unbuilt(error)) from error
         raise
     value = getattr(module, name)
     globals()[name] = value

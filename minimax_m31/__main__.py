@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__
+from . import __version__, _unbuilt
 from .errors import ConfigError, Mm31Error
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _open(options: argparse.Namespace) -> LLM:
         backend=options.backend,
         dtype=options.dtype,
         threads=options.threads,
-        max_model_len=options.max_model_len or "auto",
+        max_model_len="auto" if options.max_model_len is None else options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         load_format=options.load_format,
     )
@@ -289,6 +289,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except (Mm31Error, NotImplementedError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except ImportError as error:
+        if "_core" not in str(error):
+            raise
+        said = str(error) if isinstance(error.__cause__, ImportError) else _unbuilt(error)
+        print(f"ImportError: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

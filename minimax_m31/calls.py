@@ -9,14 +9,16 @@ has a mailbox of its own: calls from several threads do not see each other's req
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .core_params import Plan, prompt_logprob_start
-from .errors import InvalidRequestError, Mm31Error
+from .errors import EngineClosedError, InvalidRequestError, Mm31Error
 from .outputs import RequestOutput
 from .prompts import IdArray, Prompt, need_tokenizer, read_prompt, salt_number, to_ids, truncate
 from .results import (
@@ -42,7 +44,33 @@ ENCODE = 64  # prompts encoded at once
 WAIT_S = 0.1  # longest wait between looks at progress and time
 
 _groups = itertools.count(1)
+_exiting = threading.Event()
+_watch_exit = threading.Lock()
+_exit_watched = False
 T = TypeVar("T")
+
+
+def watch_exit() -> None:
+    """Notes when the interpreter begins to exit. Called after an engine's finaliser was made, so
+    that this runs before it.
+    """
+    global _exit_watched
+    with _watch_exit:
+        if not _exit_watched:
+            _exit_watched = True
+            atexit.register(_exiting.set)
+
+
+def leave_at_exit(error: BaseException) -> None:
+    """Ends a daemon thread without a word when the exit of the interpreter closed its engine: its
+    call cannot go on, and nobody is left to hear why.
+    """
+    if (
+        isinstance(error, EngineClosedError)
+        and _exiting.is_set()
+        and threading.current_thread() is not threading.main_thread()
+    ):
+        raise SystemExit from None
 
 
 @dataclasses.dataclass(slots=True)
@@ -159,7 +187,8 @@ class BaseCall(Generic[T]):
                     self._progress.tick(self.engine.stats)
                 self.llm._drain_log()
                 self._watch_clock()
-        except BaseException:
+        except BaseException as error:
+            leave_at_exit(error)
             self.stop()
             raise
         finally:

@@ -163,6 +163,24 @@ class ChatFace(Bookkeeping):
         )
         return parse_output(text_or_token_ids, start=start, tools=tools, tokenizer=tokenizer)
 
+    def answer_ids(
+        self, token_ids: Sequence[int], sampling_params: SamplingParams | None = None, *, start: str
+    ) -> RequestOutput:
+        """Continues a rendered conversation given as token ids. `start`: the thinking state that
+        the answer begins in, which budgets, stop strings and constraints depend on."""
+        from .calls import Call
+        from .core_params import make_plan
+        from .prompts import Prompt
+
+        llm = cast("LLM", self)
+        params = per_prompt(sampling_params, 1, llm._default_params)[0]
+        plan = make_plan(
+            params, llm._facts, llm._tokenizer, think_start=start, grammars=llm._grammars
+        )
+        prompt = Prompt(None, list(token_ids))
+        common = llm._common(1, None, None, "raise", None)
+        return llm._gather(Call(llm, 1, lambda _: (prompt, plan, start), **common))[0]
+
     @property
     def chat_defaults(self) -> tuple[Any, Any]:
         """(thinking, reasoning_effort) of calls that give none."""

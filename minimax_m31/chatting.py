@@ -15,6 +15,7 @@ from .core_params import Plan, make_plan
 from .errors import InvalidRequestError
 from .outputs import RequestOutput
 from .params import SamplingParams
+from .params_check import bad, check_unicode
 from .prompts import Prompt, need_tokenizer
 from .results import text_cut
 from .streams import StreamCall
@@ -86,6 +87,14 @@ def prepare_all(llm: LLM, messages: Any, args: ChatArgs) -> tuple[list[PreparedC
     thinking = _per_conversation(args.thinking, "thinking", count, single)
     effort = _per_conversation(args.reasoning_effort, "reasoning_effort", count, single)
     template = llm._tokenizer.require_chat_template(args.chat_template)
+    for name in ("parallel_tool_calls", "add_generation_prompt", "continue_final_message",
+                 "allow_special_tokens_in_text"):  # fmt: skip
+        if not isinstance(getattr(args, name), bool):
+            raise bad(name, getattr(args, name), "True or False is needed")
+    if args.tools is not None and (
+        not isinstance(args.tools, Iterable) or isinstance(args.tools, (str, bytes, Mapping))
+    ):
+        raise bad("tools", args.tools, "a list of functions or tool schemas is needed")
     tools = None if args.tools is None else list(args.tools)
     out = []
     for i, conversation in enumerate(conversations):
@@ -122,9 +131,23 @@ def _refuse_unsupported(chat: PreparedChat) -> None:
 
 def encode(llm: LLM, rendered: Rendered, args: ChatArgs) -> list[int]:
     assert llm._tokenizer is not None
+    check_unicode("messages", rendered.prompt, where="the rendered conversation")
     if args.allow_special_tokens_in_text:
         return llm._tokenizer.encode(rendered.prompt)
     return llm._tokenizer.encode_chat(rendered.prompt, rendered.spans)
+
+
+def _check_message(value: Any, where: str, index: int) -> None:
+    """Every text of a message is text."""
+    if isinstance(value, str):
+        check_unicode("messages", value, index, where)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_message(key, f"a key of {where}", index)
+            _check_message(item, f"{where}[{key!r}]", index)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _check_message(item, f"{where}[{i}]", index)
 
 
 class Chats:
@@ -185,7 +208,10 @@ class Chats:
         return self._llm._grammars(param).compile(text, param=param)
 
     def take(self, index: int) -> tuple[Prompt, Plan, str | None]:
-        rendered = render_prepared(self._prepared[index], self._added)
+        chat = self._prepared[index]
+        for i, message in enumerate(chat.messages):
+            _check_message(message, f"messages[{i}]", index)
+        rendered = render_prepared(chat, self._added)
         self.parse_as[index] = (rendered.parser_start, rendered.tools or None)
         ids = encode(self._llm, rendered, self._args)
         plan = self._plan(self.params[index], rendered.parser_start)

@@ -135,10 +135,11 @@ def _model_config(
     model = read_model_config(apply_overrides(raw, overrides), generation, what)
     if model.dropped_token_ids:
         log.warning(
-            "%s: token ids %s are outside vocab_size %d and were ignored",
+            "%s: %s outside vocab_size %d ignored%s",
             what,
-            model.dropped_token_ids,
+            " and ".join(f"{name} {ids}" for name, ids in model.dropped_token_ids.items()),
             model.core["n_vocab"],
+            "" if model.eos_token_ids else "; no end token is left: only limits and stops end text",
         )
     return model
 

@@ -8,12 +8,12 @@ does not check again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidRequestError
 from .params import SamplingParams
-from .params_check import LOGPROB_MODES, check_against_engine, logprob_count, repetition
+from .params_check import LOGPROB_MODES, bad, check_against_engine, logprob_count, repetition
 from .prompts import need_tokenizer
 
 if TYPE_CHECKING:
@@ -187,6 +187,8 @@ def truncation_changes(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """`tokenization_kwargs` that other engines take: truncation, and add_special_tokens=False
     (always so here).
     """
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise bad("tokenization_kwargs", kwargs, "a dict is needed")
     out: dict[str, Any] = {}
     for name, value in (kwargs or {}).items():
         if name in ("truncate_prompt_tokens", "truncation_side"):

@@ -12,11 +12,11 @@ import contextlib
 import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
-from .calls import BaseCall, Call, plans_source
+from .calls import BaseCall, Call, leave_at_exit, plans_source, watch_exit
 from .chat_face import ChatFace
 from .core_params import Plan, make_plan, stream_interval, truncation_changes
 from .describe import engine_html, engine_text
@@ -26,7 +26,7 @@ from .handle import RequestHandle
 from .opening import Opened, open_engine
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams, per_prompt
-from .params_check import as_int
+from .params_check import as_float, as_int, bad
 from .progress import Progress
 from .prompts import IdArray, check_kind, need_tokenizer, split_call
 from .scores import EngineStats, MemoryReport, TokenScores, Trace
@@ -73,6 +73,7 @@ class LLM(ChatFace):
         self._args = args
         self._core = opened.engine
         self._closer = weakref.finalize(self, _close_engine, opened.engine)
+        watch_exit()
         self._config = opened.checkpoint.config
         self._raw_config = opened.checkpoint.raw_config
         self._tokenizer: Tokenizer | None = opened.tokenizer
@@ -173,7 +174,7 @@ class LLM(ChatFace):
         """Outputs while they grow, those of several prompts interleaved. DELTA: each holds what is
         new.
         """
-        items, plans = self._plans(prompts, sampling_params)
+        items, plans = self._plans(prompts, sampling_params, may_be_empty=on_error == "return")
         kind = (
             output_kind or plans[0].params.output_kind or RequestOutputKind.DELTA
             if plans
@@ -206,7 +207,10 @@ class LLM(ChatFace):
                 "lora_request: LoRA adapters are not supported", param="lora_request"
             )
         items, plans = self._plans(
-            prompts, sampling_params, truncation_changes(tokenization_kwargs)
+            prompts,
+            sampling_params,
+            truncation_changes(tokenization_kwargs),
+            may_be_empty=on_error == "return",
         )
         common = self._common(len(items), priority, request_ids, on_error, timeout)
         return Call(
@@ -218,14 +222,21 @@ class LLM(ChatFace):
         )
 
     def _plans(
-        self, prompts: Any, params: Any, changes: dict[str, Any] | None = None
+        self,
+        prompts: Any,
+        params: Any,
+        changes: dict[str, Any] | None = None,
+        *,
+        may_be_empty: bool = False,
     ) -> tuple[Sequence[Any], list[Plan]]:
-        """The prompts, checked for their kind, and one plan for all of them or one for each."""
+        """The prompts, checked for their kind, and one plan for all of them or one for each.
+        `may_be_empty`: an empty prompt is an error of its own output, not of the call.
+        """
         self._engine()
         items, single = split_call(prompts)
         try:
             for i, item in enumerate(items):
-                check_kind(item, i)
+                check_kind(item, i, may_be_empty=may_be_empty)
             each = per_prompt(params, len(items), self._default_params)
             made: dict[int, Plan] = {}
             for i, item in enumerate(each):
@@ -285,7 +296,7 @@ class LLM(ChatFace):
                 )
             priority = values
         if request_ids is not None:
-            request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+            request_ids = _request_names("request_ids", request_ids)
             if len(request_ids) != count or len(set(request_ids)) != count:
                 raise InvalidRequestError(
                     f"request_ids must be {count} different strings", param="request_ids"
@@ -295,10 +306,8 @@ class LLM(ChatFace):
                 raise InvalidRequestError(
                     f"request_ids: {taken[0]!r} is running", param="request_ids", value=taken[0]
                 )
-        if timeout is not None and not timeout > 0:
-            raise InvalidRequestError(
-                f"timeout={timeout!r}: it must be above 0", param="timeout", value=timeout
-            )
+        if timeout is not None and not as_float("timeout", timeout) > 0:
+            raise bad("timeout", timeout, "it must be above 0")
         return {
             "priority": priority,
             "request_ids": request_ids,
@@ -318,8 +327,10 @@ class LLM(ChatFace):
         on_token: Callable[[RequestOutput], None] | None = None,
     ) -> RequestHandle:
         """Starts a request and returns at once. `on_token(output)` is called from a thread of the
-        handle's own.
+        handle's own. A handle that is dropped does not end its request: `abort()` it.
         """
+        if on_token is not None and not callable(on_token):
+            raise bad("on_token", on_token, "a function of one RequestOutput is needed")
         items, plans = self._plans(prompt, sampling_params)
         if len(items) != 1:
             raise InvalidRequestError(
@@ -330,6 +341,13 @@ class LLM(ChatFace):
         if params.n > 1:
             raise InvalidRequestError(
                 "submit takes n=1: submit the prompt several times", param="n", value=params.n
+            )
+        if params.output_kind is RequestOutputKind.DELTA:
+            raise bad(
+                "output_kind",
+                params.output_kind,
+                "a handle holds whole outputs (CUMULATIVE or FINAL_ONLY); generate_stream gives "
+                "what is new",
             )
         call = StreamCall(
             self,
@@ -345,7 +363,7 @@ class LLM(ChatFace):
         """Ends these requests with what they have; returns how many were running. Unknown ids are
         ignored.
         """
-        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        names = _request_names("request_ids", request_ids)
         count = 0
         for name in names:
             with self._lock:
@@ -413,6 +431,8 @@ class LLM(ChatFace):
         or None.
         """
         ids: IdArray = prompt_ids(self, token_ids)
+        if not isinstance(what, Iterable):
+            raise bad("what", what, f"the parts are {', '.join(map(repr, PARTS))}")
         parts = (what,) if isinstance(what, str) else tuple(what)
         return run_trace(
             self, ids, parts=parts, force_blocks=force_blocks, force_experts=force_experts
@@ -512,7 +532,9 @@ class LLM(ChatFace):
 
     def _engine(self) -> _core.Engine:
         if self._core.closed:
-            raise EngineClosedError("this LLM was shut down: construct a new one")
+            error = EngineClosedError("this LLM was shut down: construct a new one")
+            leave_at_exit(error)
+            raise error
         return self._core
 
     def _gather(self, call: Call) -> list[RequestOutput]:
@@ -575,6 +597,17 @@ class LLM(ChatFace):
             raise
         finally:
             pieces.close()
+
+
+def _request_names(param: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Iterable) or isinstance(names, (bytes, Mapping)):
+        raise bad(param, value, "a string or a list of strings is needed")
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise bad(param, name, "a request id is a string that is not empty")
+    return names
 
 
 def _close_engine(engine: _core.Engine) -> None:

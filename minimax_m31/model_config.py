@@ -50,7 +50,7 @@ class ModelConfig:
     bos_token_id: int | None
     max_model_len: int
     raw: dict[str, Any]
-    dropped_token_ids: list[int] = field(default_factory=list)
+    dropped_token_ids: dict[str, list[int]] = field(default_factory=dict)  # by field
 
 
 class _Reader:
@@ -63,7 +63,7 @@ class _Reader:
 
     def bad(self, name: str, expected: str) -> None:
         self.problems.append(
-            f"{self.path}{name} is {str(self.obj.get(name))[:80]}, expected {expected}"
+            f"{self.path}{name} is {repr(self.obj.get(name))[:80]}, expected {expected}"
         )
 
     def has(self, name: str) -> bool:
@@ -77,8 +77,10 @@ class _Reader:
             value = int(value)
         if value is None:
             self.problems.append(f"{self.path}{name} is missing")
-        elif type(value) is not int or not -I32_MAX <= value <= I32_MAX:
+        elif type(value) is not int:
             self.bad(name, "an integer")
+        elif not -I32_MAX <= value <= I32_MAX:
+            self.bad(name, f"an integer in {-I32_MAX} .. {I32_MAX}")
         else:
             return value
         return 0
@@ -87,8 +89,11 @@ class _Reader:
         value = self.obj.get(name)
         if value is None:
             return default
-        if type(value) not in (int, float) or not abs(value) < 1e300:
+        if type(value) not in (int, float):
             self.bad(name, "a number")
+            return default
+        if not abs(value) < 1e300:
+            self.bad(name, "a finite number in -1e300 .. 1e300")
             return default
         return float(value)
 
@@ -389,16 +394,20 @@ def _id_list(reader: _Reader, name: str) -> list[int]:
     value = reader.obj.get(name)
     items = _as_list(value) if value is not None else []
     if not all(type(v) is int and 0 <= v <= I32_MAX for v in items):
-        reader.bad(name, "a token id or a list of them")
+        reader.bad(name, f"a token id (0 .. {I32_MAX}) or a list of them")
         return []
     return list(dict.fromkeys(items))
 
 
 def _token_ids(
     text: _Reader, generation: _Reader, n_vocab: int
-) -> tuple[list[int], int | None, list[int]]:
+) -> tuple[list[int], int | None, dict[str, list[int]]]:
     eos = _id_list(generation, "eos_token_id") or _id_list(text, "eos_token_id") or [DEFAULT_EOS]
     bos = (_id_list(generation, "bos_token_id") or _id_list(text, "bos_token_id"))[:1]
-    dropped = [t for t in eos + bos if t >= n_vocab]
+    beyond = {
+        name: [t for t in ids if t >= n_vocab]
+        for name, ids in (("eos_token_id", eos), ("bos_token_id", bos))
+    }
+    dropped = {name: ids for name, ids in beyond.items() if ids}
     bos = [t for t in bos if t < n_vocab]
     return [t for t in eos if t < n_vocab], bos[0] if bos else None, dropped

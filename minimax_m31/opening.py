@@ -20,7 +20,7 @@ from . import _core
 from .checkpoint import CheckpointInfo, read_checkpoint, read_config
 from .core_params import EngineFacts
 from .engine_args import CACHE_DTYPES, DTYPES, PAGE, EngineArgs
-from .errors import ConfigError
+from .errors import ConfigError, InvalidRequestError
 from .params import SamplingParams
 from .scores import format_bytes
 from .seeds import MASK
@@ -159,7 +159,13 @@ def default_params(args: EngineArgs, info: CheckpointInfo) -> SamplingParams:
             fields["max_tokens"], source["max_tokens"] = values["max_new_tokens"], where
         if values.get("do_sample") is False:
             fields["temperature"], source["temperature"] = 0.0, where
-    params = SamplingParams(**fields)
+    try:
+        params = SamplingParams(**fields)
+    except InvalidRequestError as error:
+        where = source.get(error.param or "", "").strip(" ()") or "generation_config"
+        if where == "generation_config.json" and info.folder is not None:
+            where = str(info.folder / where)
+        raise ConfigError(f"{where}: {error}") from error
     object.__setattr__(params, "_source", source)
     return params
 

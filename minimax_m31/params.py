@@ -186,6 +186,8 @@ class SamplingParams:
         `do_sample=False` means temperature 0. `logit_bias` keys may be strings; values are clamped
         to +-100.
         """
+        from .params_check import as_float
+
         given: dict[str, Any] = {}
         sample = values.pop("do_sample", None)
         for name, value in values.items():
@@ -207,7 +209,8 @@ class SamplingParams:
         bias = given.get("logit_bias")
         if isinstance(bias, Mapping):
             given["logit_bias"] = {
-                int(key): min(100.0, max(-100.0, float(v))) for key, v in bias.items()
+                _bias_key(key): min(100.0, max(-100.0, as_float("logit_bias", v)))
+                for key, v in bias.items()
             }
         return cls(**given)
 
@@ -242,6 +245,18 @@ class SamplingParams:
             text = repr(value)
             parts.append(f"{name}={text if len(text) <= 80 else text[:77] + '...'}")
         return f"SamplingParams({', '.join(parts)})"
+
+
+def _bias_key(key: Any) -> int:
+    """A token id, which JSON objects write as a string."""
+    from .params_check import as_int, bad
+
+    if not isinstance(key, str):
+        return as_int("logit_bias", key)
+    try:
+        return int(key)
+    except ValueError:
+        raise bad("logit_bias", key, "the keys are token ids") from None
 
 
 _NAMES: frozenset[str] = frozenset()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .params import SamplingParams
 
 MAX_LIST = 1024  # entries of a list of ids or words (MM_MAX_LIST of the core)
+_NORMAL32 = 2.0**-126  # the smallest float32 whose reciprocal is finite
 LOGPROB_MODES = {
     "raw_logprobs": "raw",
     "tempered_logprobs": "tempered",
@@ -29,7 +31,10 @@ TRUNCATION_SIDES = ("left", "right", "middle")
 
 
 def bad(param: str, value: Any, text: str) -> InvalidRequestError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer beyond the digits that Python prints
+        shown = f"<{value.bit_length()} bits>" if isinstance(value, int) else type(value).__name__
     shown = shown if len(shown) <= 100 else shown[:97] + "..."
     return InvalidRequestError(f"{param}={shown}: {text}", param=param, value=value)
 
@@ -53,9 +58,34 @@ def as_float(param: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise bad(param, value, f"a number is needed, not {type(value).__name__}") from None
+    except OverflowError:
+        raise bad(param, value, "it is too large for a number of 64 bits") from None
     if math.isnan(number):
         raise bad(param, value, "a number is needed, not NaN")
     return number
+
+
+def as_float32(value: float) -> float:
+    """The nearest float32, which is what the core computes with; beyond the largest it is inf."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def check_unicode(param: str, text: str, index: int | None = None, where: str = "") -> None:
+    """Refuses half a surrogate pair: a Python string can hold one, UTF-8 (and a tokenizer) not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{where or param}: character {error.start} is U+{ord(text[error.start]):04X}, half of "
+            "a surrogate pair, which is no text: read the text with the right encoding, or use "
+            'text.encode("utf-8", "replace").decode()',
+            param=param,
+            value=text,
+            index=index,
+        ) from None
 
 
 def _int_in(p: SamplingParams, name: str, low: int, high: int, remedy: str) -> int:
@@ -116,8 +146,8 @@ def check_params(p: SamplingParams) -> None:
 def _check_drawing(p: SamplingParams) -> None:
     n = _int_in(p, "n", 1, 65536, "it must lie in 1 .. 65536")
     temperature = as_float("temperature", p.temperature)
-    if not 0 <= temperature < math.inf:
-        raise bad("temperature", p.temperature, "it must be finite and 0 (greedy) or more")
+    if not 0 <= as_float32(temperature) < math.inf:
+        raise bad("temperature", p.temperature, "it must be 0 (greedy) or more, and at most 3.4e38")
     if n > 1 and temperature < 1e-5:
         raise bad(
             "n",
@@ -126,12 +156,18 @@ def _check_drawing(p: SamplingParams) -> None:
         )
     _int_in(p, "top_k", -1, 2**31 - 1, "it must be 1 or more, or 0 (or -1) to turn it off")
     top_p = as_float("top_p", p.top_p)
-    if not 0 < top_p <= 1:
-        raise bad("top_p", p.top_p, "it must lie in (0, 1]; 1 turns it off")
-    _float_in(p, "min_p", 0, 1, "it must lie in [0, 1]; 0 turns it off")
+    if not 0 < top_p <= 1 or as_float32(top_p) == 0:
+        raise bad("top_p", p.top_p, "it must lie in (0, 1], as a float32 too; 1 turns it off")
+    min_p = _float_in(p, "min_p", 0, 1, "it must lie in [0, 1]; 0 turns it off")
+    if min_p > 0 and as_float32(min_p) == 0:
+        raise bad("min_p", p.min_p, "it is 0 as a float32; 0 turns it off")
     penalty = as_float("repetition_penalty", p.repetition_penalty)
-    if not 0 < penalty < math.inf:
-        raise bad("repetition_penalty", p.repetition_penalty, "it must be above 0; 1 turns it off")
+    if not _NORMAL32 <= penalty or math.isinf(as_float32(penalty)):
+        raise bad(
+            "repetition_penalty",
+            p.repetition_penalty,
+            "it must be above 0, and lie in 1.2e-38 .. 3.4e38; 1 turns it off",
+        )
     _float_in(p, "frequency_penalty", -2, 2, "it must lie in [-2, 2]; 0 turns it off")
     _float_in(p, "presence_penalty", -2, 2, "it must lie in [-2, 2]; 0 turns it off")
     if p.logit_bias is not None:
@@ -139,9 +175,12 @@ def _check_drawing(p: SamplingParams) -> None:
             raise bad("logit_bias", p.logit_bias, "a dict {token id: bias} is needed")
         id_list("logit_bias", list(p.logit_bias))
         for value in p.logit_bias.values():
-            if as_float("logit_bias", value) == math.inf:
+            bias = as_float("logit_bias", value)
+            if bias != -math.inf and math.isinf(as_float32(bias)):
                 raise bad(
-                    "logit_bias", value, "a bias must be finite or -inf (which forbids the token)"
+                    "logit_bias",
+                    value,
+                    "a bias must lie in -3.4e38 .. 3.4e38, or be -inf (which forbids the token)",
                 )
     if p.allowed_token_ids is not None:
         id_list("allowed_token_ids", p.allowed_token_ids, most=2**31 - 1, may_be_empty=False)
@@ -155,6 +194,8 @@ def _check_drawing(p: SamplingParams) -> None:
             raise bad("bad_words", words, "a list of strings is needed")
         if not all(words):
             raise bad("bad_words", words, "an empty word would forbid everything")
+        for i, word in enumerate(words):
+            check_unicode("bad_words", word, where=f"bad_words[{i}]")
         if len(words) > MAX_LIST // 2:
             raise bad(
                 "bad_words", words, f"{len(words)} words, at most {MAX_LIST // 2} are possible"
@@ -183,6 +224,8 @@ def _check_ending(p: SamplingParams) -> None:
             raise bad("stop", p.stop, "a string or a list of strings is needed")
         if not all(texts):
             raise bad("stop", p.stop, "an empty string would stop everywhere; leave it out")
+        for i, text in enumerate(texts):
+            check_unicode("stop", text, where=f"stop[{i}]")
         if len(texts) > MAX_LIST:
             raise bad("stop", p.stop, f"{len(texts)} strings, at most {MAX_LIST} are possible")
     if p.stop_scope is not None:

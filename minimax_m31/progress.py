@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .errors import InvalidRequestError
+
 logger = logging.getLogger("minimax_m31")
 
 UPDATE_S = 0.1
@@ -40,6 +42,12 @@ class Progress:
     def __init__(
         self, total: int, use_tqdm: bool | Callable[..., Any], what: str = "Prompts"
     ) -> None:
+        if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
+            raise InvalidRequestError(
+                f"use_tqdm={use_tqdm!r}: True, False or a bar class is needed",
+                param="use_tqdm",
+                value=use_tqdm,
+            )
         self._started = self._shown = self._logged = time.monotonic()
         self._total = total
         self._what = what

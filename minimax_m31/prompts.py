@@ -17,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidRequestError
+from .params_check import check_unicode
 from .suggest import nearest
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
+_BOOLS = {bool, np.bool_}
 IdArray = npt.NDArray[np.int32]
 
 
@@ -42,6 +44,7 @@ class TokensPrompt(_Extras):
     prompt_token_ids: Sequence[int]
 
 
+_NO_ID_LIST = (str, bytes, bytearray, Mapping, set, frozenset)
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 
 
@@ -92,14 +95,18 @@ def split_call(prompts: Any) -> tuple[Sequence[Any], bool]:
     return prompts, False
 
 
-def check_kind(value: Any, index: int) -> None:
-    """The cheap part of reading a prompt: is it one of the kinds at all."""
+def check_kind(value: Any, index: int, *, may_be_empty: bool = False) -> None:
+    """The cheap part of reading a prompt: is it one of the kinds at all. `may_be_empty`: an empty
+    list is left to read_prompt.
+    """
     if isinstance(value, str) or _is_ids(value):
         return
     if isinstance(value, Mapping):
         _check_dict(value, index)
         return
     if isinstance(value, (list, tuple, np.ndarray)) and len(value) == 0:
+        if may_be_empty:
+            return
         raise InvalidRequestError(
             f"prompts[{index}] is empty: at least one token is needed",
             param="prompt",
@@ -146,7 +153,7 @@ def _check_dict(value: Mapping[Any, Any], index: int) -> None:
             index=index,
         )
     if ids is not None:
-        if isinstance(ids, str) or not hasattr(ids, "__len__"):
+        if isinstance(ids, _NO_ID_LIST) or not hasattr(ids, "__len__"):
             raise InvalidRequestError(
                 f"prompts[{index}]['prompt_token_ids'] must be a list of integers, not "
                 f"{type(ids).__name__}",
@@ -175,10 +182,16 @@ def _check_dict(value: Mapping[Any, Any], index: int) -> None:
 def read_prompt(value: Any, index: int) -> Prompt:
     check_kind(value, index)
     if isinstance(value, str):
+        check_unicode("prompt", value, index, f"prompts[{index}]")
         return Prompt(value, None)
-    if isinstance(value, Mapping):
-        return Prompt(value.get("prompt"), value.get("prompt_token_ids"), value.get("cache_salt"))
-    return Prompt(None, value)
+    if not isinstance(value, Mapping):
+        return Prompt(None, value)
+    read = Prompt(value.get("prompt"), value.get("prompt_token_ids"), value.get("cache_salt"))
+    if isinstance(read.text, str) and read.ids is None:
+        check_unicode("prompt", read.text, index, f"prompts[{index}]['prompt']")
+    if read.salt is not None:
+        check_unicode("cache_salt", read.salt, index, f"prompts[{index}]['cache_salt']")
+    return read
 
 
 def to_ids(value: Any, index: int, n_vocab: int, param: str = "prompt_token_ids") -> IdArray:
@@ -212,6 +225,8 @@ def to_ids(value: Any, index: int, n_vocab: int, param: str = "prompt_token_ids"
             f"a flat list of integers is needed, not {array.ndim} dimensions of {array.dtype}",
             value,
         )
+    if not isinstance(value, np.ndarray) and not _BOOLS.isdisjoint(map(type, value)):
+        raise fail("True and False are no token ids", value)
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= n_vocab:
         wrong = low if low < 0 else high

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .calls import BaseCall, Job
+from .calls import BaseCall, Job, leave_at_exit
 from .core_params import Plan, make_plan
 from .errors import InvalidRequestError
 from .params import SamplingParams
-from .params_check import as_float, as_int, id_list
+from .params_check import as_float, as_float32, as_int, bad, id_list
 from .progress import Progress
 from .prompts import IdArray, Prompt, check_kind, need_tokenizer, read_prompt, split_call, to_ids
 from .results import exception_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .llm import LLM
 
 PARTS = ("hidden", "blocks", "experts", "logits")
+MIN_TEMPERATURE = 9.99e-6  # 1e-5 as a float32 is a little below it; logits / T must stay finite
 _NONE32: IdArray = np.zeros(0, dtype=np.int32)
 
 
@@ -82,12 +83,8 @@ def score_tokens(
         raise InvalidRequestError(
             f"top_k={top_k}: it must be 0 or more, -1 for all", param="top_k", value=top_k
         )
-    if not 0 < as_float("temperature", temperature) < float("inf"):
-        raise InvalidRequestError(
-            f"temperature={temperature}: it must be finite and above 0",
-            param="temperature",
-            value=temperature,
-        )
+    if not MIN_TEMPERATURE <= as_float32(as_float("temperature", temperature)) < float("inf"):
+        raise bad("temperature", temperature, "it must lie in 1e-5 .. 3.4e38")
     wanted = None if token_ids is None else list(dict.fromkeys(id_list("token_ids", token_ids)))
     params = SamplingParams(
         max_tokens=0,
@@ -196,7 +193,28 @@ def _forced(
             raise InvalidRequestError(
                 f"{name}[{i}]: layer {i} chooses nothing, so it must be None", param=name, index=i
             )
-        array = np.ascontiguousarray(item, dtype=np.int16)
+        try:
+            given = np.asarray(item)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"{name}[{i}]: an array of integers is needed ({error})", param=name, index=i
+            ) from None
+        if given.dtype.kind not in "iu":
+            raise InvalidRequestError(
+                f"{name}[{i}]: an array of integers is needed, not of {given.dtype}",
+                param=name,
+                value=item,
+                index=i,
+            )
+        if given.size and (given.min() < -1 or given.max() > np.iinfo(np.int16).max):
+            wrong = given.min() if given.min() < -1 else given.max()
+            raise InvalidRequestError(
+                f"{name}[{i}] holds {wrong}, which names nothing: see Trace for what it may hold",
+                param=name,
+                value=int(wrong),
+                index=i,
+            )
+        array = np.ascontiguousarray(given, dtype=np.int16)
         if array.shape != shape:
             raise InvalidRequestError(
                 f"{name}[{i}] has shape {array.shape}, expected {shape}", param=name, index=i
@@ -288,7 +306,8 @@ def _run(llm: LLM, ids: IdArray, arrays: dict[str, Any]) -> dict[str, Any]:
             core = engine.read(request)
             if core["finish"] != "none":
                 break
-    except BaseException:
+    except BaseException as error:
+        leave_at_exit(error)
         if not engine.closed:
             engine.abort([request])
             llm._left_traces.append((waiter, request))

@@ -26,6 +26,7 @@ import tokenizers
 from .chat.inject import cut_at_tokens
 from .chat.marks import DOCUMENT_START, RELEASED_VOCAB_SIZE, REQUIRED_TOKENS
 from .errors import ConfigError, InvalidRequestError
+from .params_check import as_int, check_unicode
 
 # The split pattern of the model family. Texts are cut only when the file has it or its variant.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -409,7 +410,7 @@ class Tokenizer:
         skip = self._special if skip_special_tokens else ()
         parts = []
         for i in ids if isinstance(ids, Iterable) else (ids,):
-            i = int(i)
+            i = as_int("ids", i)
             if not 0 <= i < len(table):
                 raise InvalidRequestError(
                     f"token id {i} is not below vocab_size={len(table)}", param="ids", value=i
@@ -498,6 +499,7 @@ def _text(text: Any) -> str:
         raise InvalidRequestError(
             f"expected a string, not {type(text).__name__}", param="text", value=text
         )
+    check_unicode("text", text)
     return text
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import functools
+import signal
 
 import pytest
+
+# A shell starts background jobs with Ctrl-C ignored, and Python then installs no handler for it.
+# The tests of interrupts need it, in this process and in those it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache

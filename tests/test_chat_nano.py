@@ -317,3 +317,14 @@ def test_first_conversation_answers_before_the_last_is_encoded(llm: LLM) -> None
     first = outputs[0].metrics
     assert first is not None and first.first_token_ts is not None
     assert first.first_token_ts < max(encoded)
+
+
+def test_conversation_bounds_its_thinking(llm: LLM) -> None:
+    talk = Conversation(llm, thinking="enabled", reasoning_effort="max")
+    bounded = talk.say(QUESTIONS[0], GREEDY.replace(thinking_token_budget=4))
+    message = bounded.outputs[0].message
+    assert isinstance(message, Message) and message.content
+    tokenizer = llm.get_tokenizer()
+    assert len(tokenizer.encode(message.reasoning_content or "")) <= 4
+    free = Conversation(llm, thinking="enabled", reasoning_effort="max").say(QUESTIONS[0], GREEDY)
+    assert len(free.outputs[0].token_ids) > len(bounded.outputs[0].token_ids)

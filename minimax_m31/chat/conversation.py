@@ -92,7 +92,7 @@ class Conversation:
         messages = [*self.messages, *added]
         rendered = self._render(messages, generate=True)
         ids = self._next_ids(rendered)
-        output = self._llm.generate([{"prompt_token_ids": ids}], sampling_params, use_tqdm=False)[0]
+        output = self._answer(ids, rendered.parser_start, sampling_params)
         completion = output.outputs[0]
         answer = self._parse(completion, rendered)
         completion.message = answer
@@ -104,6 +104,14 @@ class Conversation:
         self._told = len(self.messages)
         self.outputs.append(output)
         return output
+
+    def _answer(self, ids: list[int], start: str, sampling_params: Any) -> Any:
+        """An engine that knows where thinking stands bounds it, and keeps constraints and stop
+        strings out of it."""
+        answer = getattr(self._llm, "answer_ids", None)
+        if answer is not None:
+            return answer(ids, sampling_params, start=start)
+        return self._llm.generate([{"prompt_token_ids": ids}], sampling_params, use_tqdm=False)[0]
 
     def _render(self, messages: list[dict[str, Any]], generate: bool) -> Rendered:
         chat = prepare(
