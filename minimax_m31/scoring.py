@@ -199,6 +199,10 @@ def _forced(
             raise InvalidRequestError(
                 f"{name}[{i}]: an array of integers is needed ({error})", param=name, index=i
             ) from None
+        if given.shape != shape:
+            raise InvalidRequestError(
+                f"{name}[{i}] has shape {given.shape}, expected {shape}", param=name, index=i
+            )
         if given.dtype.kind not in "iu":
             raise InvalidRequestError(
                 f"{name}[{i}]: an array of integers is needed, not of {given.dtype}",
@@ -214,12 +218,7 @@ def _forced(
                 value=int(wrong),
                 index=i,
             )
-        array = np.ascontiguousarray(given, dtype=np.int16)
-        if array.shape != shape:
-            raise InvalidRequestError(
-                f"{name}[{i}] has shape {array.shape}, expected {shape}", param=name, index=i
-            )
-        out.append(array)
+        out.append(np.ascontiguousarray(given, dtype=np.int16))
     return out
 
 
