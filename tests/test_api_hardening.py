@@ -71,6 +71,9 @@ def test_the_source_folder_without_its_extension_says_what_to_do(tmp_path: Path)
         ignore=shutil.ignore_patterns("*.so", "nano", "__pycache__"),
     )
     (tmp_path / "setup.py").write_text("")
+    # An editable install would lend its own extension to this copy.
+    missing = "raise ImportError(\"cannot import name '_core'\")\n"
+    (tmp_path / "minimax_m31/_core.py").write_text(missing)
     done = run("minimax_m31 info", home=tmp_path, cwd=str(tmp_path), module=True)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
