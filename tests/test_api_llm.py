@@ -569,16 +569,18 @@ def test_lifetime() -> None:
 
 
 def test_priority_goes_first() -> None:
+    # The first is the most urgent and long: the others are all queued before it ends.
+    lengths = [400, 4, 4, 4, 4, 4]
     with ids_llm(scheduling_policy="priority", max_num_seqs=1) as one:
         order = [
             i
             for i, _ in one.generate_iter(
                 [[i + 1] for i in range(6)],
-                GREEDY.replace(max_tokens=40),
-                priority=[5, 4, 3, 2, 1, 0],
+                [GREEDY.replace(max_tokens=n, ignore_eos=True) for n in lengths],
+                priority=[-1, 4, 3, 2, 1, 0],
             )
         ]
-        assert order.index(5) < order.index(1)
+        assert order == [0, 5, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("n", [1, 3])
