@@ -12,6 +12,7 @@ MM_JOBS=n compilers at once.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -31,9 +32,10 @@ CFLAGS = [
 ]  # fmt: skip
 
 # One binary image per architecture that kernels are tuned for, and PTX that newer ones compile.
-# Files named *_sm90a.cu use instructions that exist on sm_90a only.
+# Files named *_sm90a.cu use instructions that exist on sm_90a only. As in C, products and sums are
+# fused only where that is written.
 NVCC_FLAGS = [
-    "-std=c++17", "-O3", "--expt-relaxed-constexpr", "-cudart", "static",
+    "-std=c++17", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-cudart", "static",
     "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall", "-Xfatbin", "-compress-all",
 ]  # fmt: skip
 ARCHES = ["sm_80", "sm_89", "sm_90", "compute_80"]
@@ -81,10 +83,7 @@ def is_current(obj: Path) -> bool:
 
 
 def gencode(arches: list[str]) -> list[str]:
-    flags = []
-    for arch in arches:
-        flags += ["-gencode", f"arch={arch.replace('sm_', 'compute_')},code={arch}"]
-    return flags
+    return [f"-gencode=arch={a.replace('sm_', 'compute_')},code={a}" for a in arches]
 
 
 def find_nvcc() -> str | None:
@@ -94,8 +93,11 @@ def find_nvcc() -> str | None:
         raise SystemExit(f"MM_CUDA={mode}: it must be auto, 0 or 1")
     if mode == "0":
         return None
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
+    spec = importlib.util.find_spec("nvidia")  # pip's packages
+    pip = [f"{d}/cu13" for d in (spec and spec.submodule_search_locations) or ()]
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    bins = os.pathsep.join(f"{d}/bin" for d in ([home] if home else ["/usr/local/cuda", *pip]))
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=bins)
     why = "nvcc was not found" if nvcc is None else "there are no kernels/cuda/*.cu"
     if nvcc is not None and sources("kernels/cuda/*.cu"):
         return nvcc
@@ -116,9 +118,7 @@ class BuildExt(build_ext):  # type: ignore[misc]  # setuptools ships no types
         macros = [
             f"-D{m}=NPY_2_0_API_VERSION" for m in ("NPY_NO_DEPRECATED_API", "NPY_TARGET_VERSION")
         ]
-        settings = repr(
-            (self.compiler.compiler_so, flags, include)
-        )  # other settings, other objects
+        settings = repr((self.compiler.compiler_so, flags, include, NVCC_FLAGS))  # new: new objects
         temp = Path(self.build_temp).resolve() / hashlib.sha256(settings.encode()).hexdigest()[:8]
 
         def compile_one(name: str) -> str:
@@ -171,8 +171,8 @@ class BuildExt(build_ext):  # type: ignore[misc]  # setuptools ships no types
 
         with ThreadPoolExecutor(jobs()) as pool:
             objects = list(pool.map(compile_one, sources("kernels/cuda/*.cu")))
-        link = [nvcc, "-shared", "-cudart", "static", "-Xlinker", "--exclude-libs,ALL"]
-        link += ["-Xcompiler", "-static-libstdc++,-static-libgcc"]
+        link = [nvcc, "-shared", "-cudart", "static", f"-L{Path(nvcc).parents[1]}/lib"]
+        link += ["-Xlinker", "--exclude-libs,ALL", "-Xcompiler", "-static-libstdc++,-static-libgcc"]
         self.spawn_quietly([*link, *objects, "-o", self.cuda_path(), "-lpthread", "-ldl"])
 
     def copy_extensions_to_source(self) -> None:

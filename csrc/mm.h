@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define MM_ABI 1 /* raised whenever a struct or a signature of a seam changes */
+#define MM_ABI 2 /* raised whenever a struct or a signature of a seam changes */
 /* Tokens of a KV page = of an attention block: structure of the model, not a setting. */
 #define MM_PAGE 128
 /* Entries of logit_bias, stop_token_ids, logprob_token_ids; words of bad_words. */
@@ -154,9 +154,13 @@ typedef struct mm_engine_options {
     const mm_tensor_table *weights; /* MM_LOAD_FILES */
     uint64_t dummy_seed;            /* MM_LOAD_DUMMY */
     int32_t dummy_quantized;        /* MM_LOAD_DUMMY: 1 = the released formats (NVFP4 experts, MXFP8
-                                       linears), 0 = BF16 */
-    int32_t verify;                 /* check every scale for NaN even above 4 GB of scales */
-    mm_dtype dtype;                 /* activations: BF16 or F32 */
+                                       linears), 2 = MXFP8 experts too (M3-MXFP8), 0 = BF16 */
+    int32_t dummy_context;          /* MM_LOAD_DUMMY: 1 = pages begin with random content, and of a
+                                       prompt only the last token is computed: for measuring decode
+                                       at any context without its prefill */
+    int32_t verify; /* check every scale for NaN even above 4 GB of scales; -1: check
+                       none (plans) */
+    mm_dtype dtype; /* activations: BF16 or F32 */
     mm_cache_format kv_format, index_format;
     int32_t n_thread; /* CPU threads; 0 = physical cores */
     int32_t n_rank;   /* tensor-parallel ranks in this process */
@@ -173,7 +177,11 @@ typedef struct mm_engine_options {
                              converts) */
     int32_t batch_invariant; /* fixed split rules on a device; ref and cpu always are */
     int32_t enable_prefix_cache;
-    int32_t priority_policy; /* 0 first come first served, 1 lower `priority` first */
+    int32_t priority_policy;   /* 0 first come first served, 1 lower `priority` first */
+    int32_t enforce_eager;     /* 1: a device decodes without captured graphs */
+    const int32_t *graph_size; /* [n_graph_size] batch sizes to capture graphs for; 0: a standard
+                                  row up to max_num_seqs */
+    int32_t n_graph_size;
     int32_t run_ahead; /* steps planned beyond the one running: 0, 1; -1 = backend's choice (host 0,
                           cuda 1) */
     const int32_t *eos_token; /* [n_eos] model end tokens */
@@ -274,10 +282,11 @@ typedef struct mm_request_params {
                           entries at all) */
     mm_logprob_mode logprob_mode;
     const int32_t *logprob_token;
-    int32_t n_logprob_token;       /* scored at every step, after the top entries */
-    int32_t want_sampling_logprob; /* log p under the exact distribution drawn from */
-    int32_t n_prompt_logprob;      /* as n_logprob, for the prompt; raw, temperature 1 */
-    int32_t prompt_logprob_start;  /* first scored position, >= 1 */
+    int32_t n_logprob_token;             /* scored at every step, after the top entries */
+    int32_t want_sampling_logprob;       /* log p under the exact distribution drawn from */
+    int32_t n_prompt_logprob;            /* as n_logprob, for the prompt */
+    mm_logprob_mode prompt_logprob_mode; /* raw; tempered: logits / temperature */
+    int32_t prompt_logprob_start;        /* first scored position, >= 1 */
     const int32_t *prompt_logprob_token;
     int32_t n_prompt_logprob_token;
     /* thinking: tracked on bytes; the mark is also an id, which a spent budget forces */
@@ -379,6 +388,11 @@ mm_status mm_engine_abort(mm_engine *e, const uint64_t *id, int32_t n, int32_t *
 mm_status mm_engine_put_mask(mm_engine *e, uint64_t id, int32_t i_token, const uint32_t *word);
 /* Drops every unreferenced cached page now. */
 mm_status mm_engine_reset_prefix_cache(mm_engine *e);
+/* Requests submitted while an engine is paused wait, and can be aborted. DRAIN: those submitted
+ * before run to their end. FREEZE: no step begins any more; NONE lets everything go on. Waits up to
+ * timeout_s until nothing is alive (DRAIN) or no step is in flight (FREEZE): *out_is_settled. */
+typedef enum mm_pause { MM_PAUSE_NONE = 0, MM_PAUSE_DRAIN, MM_PAUSE_FREEZE } mm_pause;
+mm_status mm_engine_pause(mm_engine *e, mm_pause how, double timeout_s, int32_t *out_is_settled);
 
 /* ---------------------------------------------------------------- what it did, what it holds */
 
@@ -390,6 +404,8 @@ typedef struct mm_engine_stats {
     int64_t n_block_read, n_block_held; /* attention blocks read by / visible to sparse layers,
                                            summed over rows and heads */
     double t_step_total, t_step_last;   /* seconds inside steps */
+    double t_step_p50, t_step_p99;      /* of all steps, within 5 % */
+    double t_host_total; /* seconds the host worked for steps: plan, launch, commit */
     uint64_t weight_version;
 } mm_engine_stats;
 void mm_engine_stats_init(mm_engine_stats *s);
@@ -422,6 +438,38 @@ typedef struct mm_backend_line {
     char text[232];
 } mm_backend_line;
 int32_t mm_backend_list(mm_backend_line *line, int32_t cap);
+
+/* ---------------------------------------------------------------- plans */
+
+/* What weights are spent on. SMALL: norms, routers, routing biases, as f32. */
+typedef enum mm_weight_class {
+    MM_CLASS_EXPERTS = 0,
+    MM_CLASS_SHARED,
+    MM_CLASS_ATTENTION,
+    MM_CLASS_INDEX,
+    MM_CLASS_DENSE,
+    MM_CLASS_EMBEDDING,
+    MM_CLASS_HEAD,
+    MM_CLASS_SMALL
+} mm_weight_class;
+#define MM_N_WEIGHT_CLASS 8
+
+/* What mm_engine_open with these options would take on rank 0, by the code that decides it there.
+ * Nothing is loaded and nothing of a device is allocated. */
+typedef struct mm_forecast {
+    mm_memory_line line[32]; /* all that is not pages; on a host without its weights */
+    int32_t n_line, is_host;
+    int64_t weights[MM_N_WEIGHT_CLASS];   /* bytes where they will lie */
+    int64_t page_bytes, index_page_bytes; /* of a page over all layers; of it index keys */
+    int64_t n_page; /* page 0, never given out, included; 0: it does not fit */
+    int64_t memory_total, memory_free, reserve; /* of the device; reserve: left to the driver */
+    int64_t row_bytes;             /* what one row of max_batched_tokens costs in activations */
+    char param[64], problem[1024]; /* n_page 0: the argument to change, and the refusal */
+} mm_forecast;
+/* memory_total > 0: an imagined CUDA device with that much, options->backend is not looked at; 0:
+ * the backend of the options, which is opened and closed again. */
+mm_status mm_engine_plan(const mm_engine_options *opt, int64_t memory_total, int64_t memory_free,
+                         mm_forecast *out);
 
 /* Takes the next queued log line of the core; 0 when there is none. level as in
  * Python's logging. */

@@ -52,7 +52,8 @@ static mm_status cuda_open(mm_backend **out, const mm_backend_options *opt)
                                        .log = mm_log,
                                        .tier = env->tier,
                                        .sync = env->sync,
-                                       .graph = env->graph};
+                                       .graph = env->graph,
+                                       .profile = env->profile};
     char path[4096];
     MM_TRY(cuda_path(path, sizeof path));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

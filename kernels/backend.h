@@ -66,6 +66,9 @@ struct mm_backend {
     mm_status (*comm_open)(mm_backend *b, mm_comm **out, const uint8_t id[128], int32_t rank,
                            int32_t world);
     void (*close)(mm_backend *b);
+    /* Seconds between two recorded events that are over; NULL unless asked for (services.profile):
+     * events that keep time cost more. */
+    mm_status (*event_elapsed)(mm_backend *b, mm_event *from, mm_event *to, double *out_s);
 };
 
 typedef struct mm_backend_options {
@@ -89,6 +92,7 @@ typedef struct mm_host_services {
     const char *tier; /* MM_TIER or NULL */
     int32_t sync;     /* MM_SYNC */
     int32_t graph;    /* MM_GRAPH */
+    int32_t profile;  /* MM_PROFILE: events keep time */
 } mm_host_services;
 typedef mm_status (*mm_cuda_backend_fn)(uint32_t abi, const mm_host_services *services,
                                         const mm_backend_options *opt, mm_backend **out);

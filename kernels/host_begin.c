@@ -151,6 +151,11 @@ mm_status mm_host_begin(const mm_op_context *c, const mm_begin_args *a)
 {
     const mm_batch *b = a->blob; /* the arrays lie behind the blob's header, wherever the plan's
                                     copy is */
+    if (a->pad_seqs != 0)
+        return MM_FAIL(MM_E_INVALID,
+                       "begin: pad_seqs is %d; steps are padded for captured graphs only, which "
+                       "this backend has not: it must be 0",
+                       a->pad_seqs);
     apply_changes(c, b, a->slots);
     expand_rows(b, a->slots, a->seq);
     expand_outputs(b, a->slots, a->seq, a->blob, a->out);

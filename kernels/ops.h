@@ -33,6 +33,9 @@ typedef struct mm_op_shape {
     float eps, swiglu_alpha, swiglu_beta, swiglu_limit, routed_scale;
     int32_t never_token[16];
     int32_t max_rows, max_seqs, max_model_len, max_logit_rows; /* limits of one step */
+    int32_t invariant; /* batch-invariant mode: a row's bits never depend on the rows beside it. ref
+                          and cpu always are; a device may otherwise use other kernels for many
+                          rows */
     mm_cache_format kv_format, index_format;
 } mm_op_shape;
 
@@ -137,6 +140,11 @@ typedef struct mm_begin_args {
     mm_slots *slots;
     mm_seq_view *seq;
     mm_out_view *out;
+    /* 0, or a number of sequences >= plan->n_seq: a decode step whose sequences have equal rows is
+     * filled up with sequences of the reserved slot (as many rows each, positions 0.., token 0)
+     * and, where every sequence has one output, with as many SAMPLE outputs; so a captured graph
+     * fits. Device backends only. */
+    int32_t pad_seqs;
 } mm_begin_args;
 
 /* x = r(embedding row of the token), h = r(norm(x, norm_w)). A row with row_media[t] >= 0 takes
@@ -252,6 +260,7 @@ typedef struct mm_expert_weights {
     const mm_weight *w1, *w3, *w2;   /* [n_expert] each */
     mm_weight packed_w13, packed_w2; /* a backend's packing of all experts, or format NONE */
     mm_weight shared_gate, shared_up, shared_down; /* format NONE without a shared expert */
+    mm_weight shared_gate_up; /* a backend's packing of shared_gate and shared_up, or format NONE */
 } mm_expert_weights;
 typedef struct mm_moe_args {
     const mm_expert_weights *w;

@@ -30,6 +30,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .async_llm import AsyncLLM
     from .chat.conversation import Conversation
     from .chat.display import display_stream
     from .chat.types import Delta, Message, ParseError, ToolCall
@@ -46,13 +47,14 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from .prompts import TextPrompt, TokensPrompt
-    from .scores import EngineStats, MemoryReport, TokenScores, Trace
+    from .scores import EngineStats, MemoryReport, PerplexityResult, TokenScores, Trace
     from .seeds import derive_seed
     from .tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "async_llm": ("AsyncLLM",),
     "chat.conversation": ("Conversation",),
     "chat.display": ("display_stream",),
     "chat.types": ("Delta", "Message", "ParseError", "ToolCall"),
@@ -69,7 +71,7 @@ _HOMES = {
         "StructuredOutputsParams",
     ),
     "prompts": ("TextPrompt", "TokensPrompt"),
-    "scores": ("EngineStats", "MemoryReport", "TokenScores", "Trace"),
+    "scores": ("EngineStats", "MemoryReport", "PerplexityResult", "TokenScores", "Trace"),
     "seeds": ("derive_seed",),
     "tokenizer": ("Tokenizer",),
 }
@@ -77,6 +79,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
     "Conversation",
@@ -96,6 +99,7 @@ __all__ = [
     "Mm31Error",
     "OutOfDeviceMemoryError",
     "ParseError",
+    "PerplexityResult",
     "PromptTooLongError",
     "RepetitionDetectionParams",
     "RequestError",

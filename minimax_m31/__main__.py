@@ -1,4 +1,4 @@
-"""python -m minimax_m31 info | generate | chat | demo"""
+"""python -m minimax_m31 info | generate | chat | demo | plan | doctor | bench"""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, _unbuilt
+from . import (
+    __version__,
+    _unbuilt,
+    cli_bench,
+    cli_doctor,
+    cli_jsonl,
+    cli_lm_eval,
+    cli_plan,
+)
 from .errors import ConfigError, Mm31Error
 
 if TYPE_CHECKING:
@@ -120,7 +128,16 @@ def run_generate(options: argparse.Namespace) -> int:
     prompts: list[Any] = [*options.prompt, *(_parse_ids(text) for text in options.ids)]
     if not prompts:
         prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if options.output is not None:
+        cli_jsonl.check_path(options.output, options.resume)
+    elif options.resume:
+        raise ConfigError("--resume continues a file: give it with -o")
     with _open(options) as llm:
+        if options.output is not None:
+            params = _params(llm, options)
+            n = cli_jsonl.write_outputs(llm, prompts, params, options.output, options.resume)
+            print(f"{n} of {len(prompts)} prompts were run, written to {options.output}")
+            return 0
         for output in llm.generate(prompts, _params(llm, options)):
             if options.json:
                 print(output.to_json(), flush=True)
@@ -163,28 +180,20 @@ def run_chat(options: argparse.Namespace) -> int:
                 messages.append(message.to_dict())
 
 
-_DEMO = (
-    "What is 17 + 25?",
-    "Write the word 'engine' backwards.",
-    "Which day comes after Tuesday?",
-)
-
-
 def run_demo(options: argparse.Namespace) -> int:
-    """A short tour: opens a checkpoint, answers a few questions, says how fast."""
+    """A short tour: thinking, efforts, a tool, a batch, a long text, and how fast."""
+    from . import demo
     from .opening import NANO
 
     print(f"minimax_m31 {__version__}")
     if options.model == "nano" and not (NANO / "config.json").is_file():
         options.model = str(_small_checkpoint())
         print("no trained checkpoint in this build: this shows a tiny random one, by token ids")
+    began = time.monotonic()
     with _open(options) as llm:
-        print(f"  {llm}\n")
-        if llm.llm_engine.tokenizer is None:
-            _demo_ids(llm, options)
-        else:
-            _demo_chat(llm, options)
-        _say_stats(llm)
+        opened = time.monotonic() - began
+        show = demo.show_ids if llm.llm_engine.tokenizer is None else demo.show_chat
+        show(llm, options.max_tokens, opened)
     return 0
 
 
@@ -197,59 +206,6 @@ def _small_checkpoint() -> Path:
             "beside the package: python -m minimax_m31 demo --model path/to/checkpoint"
         )
     return folder
-
-
-def _demo_chat(llm: LLM, options: argparse.Namespace) -> None:
-    from .params import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
-    for question in _DEMO:
-        print(f"you:   {question}")
-        began = time.monotonic()
-        messages = [{"role": "user", "content": question}]
-        output = llm.chat(messages, params, thinking=options.thinking, use_tqdm=False)[0]
-        seconds = time.monotonic() - began
-        message = output.outputs[0].message
-        if message is not None and message.reasoning_content:
-            print(f"think: {message.reasoning_content.strip()}")
-        print(f"model: {'' if message is None else message.content.strip()}")
-        count = len(output.outputs[0].token_ids)
-        first = f"first after {1000 * output.metrics.ttft:.0f} ms"
-        print(f"       {count} tokens in {seconds:.2f} s, {first}\n")
-
-
-def _demo_ids(llm: LLM, options: argparse.Namespace) -> None:
-    from .params import SamplingParams
-
-    params = SamplingParams(
-        temperature=0.0, max_tokens=min(options.max_tokens, 24), ignore_eos=True, logprobs=0
-    )
-    most = max(1, llm.get_vocab_size() - 8)  # the last ids may be special
-    prompts = [
-        [(start + 5 * i) % most for i in range(length)]
-        for start, length in ((3, 12), (20, 200), (7, 700))
-    ]
-    for output in llm.generate(prompts, params, use_tqdm=False):
-        one = output.outputs[0]
-        print(f"{len(output.prompt_token_ids)} ids -> {' '.join(map(str, one.token_ids))}")
-        first = f"first token after {1000 * output.metrics.ttft:.0f} ms"
-        print(f"  log p {one.cumulative_logprob:.3f}, {first}")
-    again = llm.generate(prompts[-1], params, use_tqdm=False)[0]
-    print(
-        f"the last prompt again: {again.num_cached_tokens} of {len(again.prompt_token_ids)} "
-        "ids came from the cache\n"
-    )
-
-
-def _say_stats(llm: LLM) -> None:
-    stats = llm.stats()
-    busy = max(1e-9, stats.step_time_total)
-    print(
-        f"{stats.num_generation_tokens} tokens generated, {stats.num_prompt_tokens} read in "
-        f"{stats.num_steps} steps and "
-        f"{busy:.2f} s; sparse attention read {100 * stats.attention_density:.0f} % of the blocks "
-        "it could see"
-    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -265,6 +221,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help=run_generate.__doc__)
     _engine_flags(generate)
     _sampling_flags(generate)
+    cli_jsonl.add_flags(generate)
     generate.add_argument("prompt", nargs="*")
     generate.add_argument("--ids", action="append", default=[], help="a prompt as token ids: 1,2,3")
     generate.set_defaults(run=run_generate)
@@ -277,9 +234,12 @@ def build_parser() -> argparse.ArgumentParser:
     chat.set_defaults(run=run_chat)
     demo = commands.add_parser("demo", help=run_demo.__doc__)
     _engine_flags(demo)
-    demo.add_argument("--max-tokens", type=int, default=128)
-    demo.add_argument("--thinking", choices=("enabled", "disabled", "adaptive"))
+    demo.add_argument("--max-tokens", type=int, default=400)
     demo.set_defaults(run=run_demo)
+    cli_plan.add_to(commands)
+    cli_doctor.add_to(commands)
+    cli_bench.add_to(commands)
+    cli_lm_eval.add_to(commands)
     return parser
 
 

@@ -6,7 +6,7 @@ that keep the engine's buffer alive only through the copy; bf16 never crosses th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,21 @@ def page_bytes(
 ) -> int:
     """Bytes of one page (128 tokens) over all layers on one rank."""
 
+def plan(
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    files: Sequence[str] = ...,
+    tensors: Sequence[TensorEntry] = ...,
+    memory_total: int = ...,
+    memory_free: int = ...,
+) -> dict[str, Any]:
+    """What Engine(...) with these arguments would take on its first rank, by the code that decides
+    it there; nothing is loaded. memory_total > 0: on an imagined CUDA device of that many bytes,
+    else on the backend of the options. Fields of mm_plan by name: lines as `Engine.memory`, weights
+    by class, n_page (0: it does not fit; `problem` and `param` say why).
+    """
+
 def backends() -> list[tuple[str, bool, str]]:
     """(name, usable, text) of every backend."""
 
@@ -37,6 +52,7 @@ def log_drain() -> list[tuple[int, str]]:
 def env_table() -> list[tuple[str, str, str]]:
     """(name, value, help) of every MM_* variable."""
 
+@final
 class Engine:
     """An open engine. Safe from any thread; a call from a forked child raises EngineForkedError."""
 
@@ -90,6 +106,10 @@ class Engine:
     def abort(self, request_ids: Sequence[int] | None) -> int: ...
     def put_mask(self, request_id: int, i_token: int, words: npt.NDArray[np.uint32]) -> None: ...
     def reset_prefix_cache(self) -> None: ...
+    def pause(self, how: str, timeout: float = ...) -> bool:
+        """`how`: "none", "drain" (what was submitted runs to its end) or "freeze" (no step begins).
+        Waits up to `timeout` seconds; True when that has been reached.
+        """
     def stats(self) -> dict[str, float]: ...
     def memory(self) -> list[tuple[str, str, int]]: ...
     def info(self) -> dict[str, Any]: ...
@@ -98,6 +118,7 @@ class Engine:
     @property
     def closed(self) -> bool: ...
 
+@final
 class Waiter:
     """Mailbox of one caller; one thread waits on it at a time."""
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from .dispatch import Dispatcher
 from .engine_args import EngineArgs
+from .errors import EngineForkedError
 from .params import SamplingParams
 from .seeds import MASK, derive_seed, fresh_seed
 
 if TYPE_CHECKING:
     from .calls import BaseCall, Job
+    from .handle import RequestHandle
 
 logger = logging.getLogger("minimax_m31")
 
@@ -27,6 +31,7 @@ class Bookkeeping:
     _core: _core.Engine
 
     def _open_books(self) -> None:
+        self._pid = os.getpid()
         self._lock = threading.Lock()  # guards what follows
         self._ordinal = itertools.count()
         self._request_number = itertools.count()
@@ -34,7 +39,20 @@ class Bookkeeping:
         self._calls: set[BaseCall[Any]] = set()
         self._rates: deque[tuple[float, int, int]] = deque(maxlen=64)
         self._warned_capped = False
+        self._is_paused = False
+        self._enqueued: list[RequestHandle] = []
+        self._dispatcher = Dispatcher(self._core)
         self._left_traces: list[tuple[_core.Waiter, int]] = []  # interrupted, maybe still running
+
+    def check_process(self) -> None:
+        """In a forked child nothing may be touched: another thread of the parent may hold the locks
+        that were copied with it.
+        """
+        if os.getpid() != self._pid:
+            raise EngineForkedError(
+                f"the engine was opened in process {self._pid}, this is {os.getpid()}: open an "
+                "engine of your own after a fork"
+            )
 
     @staticmethod
     def _now() -> float:
@@ -58,6 +76,7 @@ class Bookkeeping:
     def _remember(self, request_id: str, call: BaseCall[Any], job: Job) -> None:
         with self._lock:
             self._active[request_id] = (call, job)
+            call.names.add(request_id)
             self._calls.add(call)
 
     def _forget_job(self, request_id: str, job: Job) -> None:
@@ -65,12 +84,15 @@ class Bookkeeping:
             entry = self._active.get(request_id)
             if entry is not None and entry[1] is job:
                 del self._active[request_id]
+                entry[0].names.discard(request_id)
 
     def _forget(self, call: BaseCall[Any]) -> None:
         with self._lock:
             self._calls.discard(call)
-            for name in [name for name, (owner, _) in self._active.items() if owner is call]:
-                del self._active[name]
+            for name in call.names:
+                if self._active[name][0] is call:
+                    del self._active[name]
+            call.names.clear()
 
     def _warn_capped(self, max_tokens: int) -> None:
         if not self._warned_capped:

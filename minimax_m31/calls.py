@@ -61,13 +61,18 @@ def watch_exit() -> None:
             atexit.register(_exiting.set)
 
 
+def is_exiting() -> bool:
+    """The interpreter has begun to exit."""
+    return _exiting.is_set()
+
+
 def leave_at_exit(error: BaseException) -> None:
     """Ends a daemon thread without a word when the exit of the interpreter closed its engine: its
     call cannot go on, and nobody is left to hear why.
     """
     if (
         isinstance(error, EngineClosedError)
-        and _exiting.is_set()
+        and is_exiting()
         and threading.current_thread() is not threading.main_thread()
     ):
         raise SystemExit from None
@@ -131,7 +136,12 @@ class BaseCall(Generic[T]):
         timeout: float | None = None,
         raw_text: bool = False,
         notify: int = 0,
+        min_finished: int | None = None,
+        waiter: Waiter | None = None,
     ) -> None:
+        """`min_finished`: after that many results the rest ends with what it has. `waiter`: one
+        that is shared with others, and outlives the call.
+        """
         self.llm = llm
         self.engine: Engine = llm._engine()
         self.count = count
@@ -150,8 +160,14 @@ class BaseCall(Generic[T]):
         self._constraints: dict[int, Constraint] = {}  # core id -> state of its grammar
         self._ready: deque[tuple[int, T]] = deque()
         self._expired = False
+        self._enough = min_finished
+        self._n_finished = 0
+        self._left = range(0)  # prompts that will not begin
+        self.names: set[str] = set()  # request ids in the engine; kept by Bookkeeping
+        self._aborted_ids: set[str] = set()  # of prompts that wait for their turn
         self.partial: dict[int, T] = {}  # filled when the call is cut short
-        self.waiter: Waiter = self.engine.waiter()
+        self._owns_waiter = waiter is None
+        self.waiter: Waiter = self.engine.waiter() if waiter is None else waiter
 
     def _result(self, job: Job) -> T:
         """The result of a job, complete or cut short."""
@@ -178,7 +194,7 @@ class BaseCall(Generic[T]):
                     yield self._ready.popleft()
                 if not self._flying:
                     if self._next >= self.count and not self._queue:
-                        return
+                        break
                     continue
                 for core_id in self.waiter.wait(WAIT_S, cap=4096):
                     self._feed_mask(core_id)
@@ -187,6 +203,8 @@ class BaseCall(Generic[T]):
                     self._progress.tick(self.engine.stats)
                 self.llm._drain_log()
                 self._watch_clock()
+            for index in self._left:
+                yield index, self._refused(index, self._id_of(index), None, [], None)
         except BaseException as error:
             leave_at_exit(error)
             self.stop()
@@ -198,7 +216,11 @@ class BaseCall(Generic[T]):
         """Aborts and releases what is left. Idempotent."""
         self.llm._forget(self)
         if not self.engine.closed:
-            self.waiter.close()
+            if self._owns_waiter:
+                self.waiter.close()
+            else:
+                for core_id in self._flying:
+                    self.engine.release(core_id)
         self._flying.clear()
         self._constraints.clear()
 
@@ -231,7 +253,7 @@ class BaseCall(Generic[T]):
                 self._encode(min(ENCODE, room, self.count - self._next))
                 continue
             job = self._queue[0]
-            if job.aborted:
+            if job.aborted or job.request_id in self._aborted_ids:
                 self._queue.popleft()
                 self._end_early(job)
                 continue
@@ -396,10 +418,20 @@ class BaseCall(Generic[T]):
     def _flush_job(self, job: Job) -> None:
         self.llm._forget_job(job.request_id, job)
         self._ready.append((job.index, self._result(job)))
+        self._count_finished(job)
         if self._progress is not None:
             self._progress.finished(
                 len(job.ids), sum(core["n_token"] for core in job.samples if core is not None)
             )
+
+    def _count_finished(self, job: Job) -> None:
+        if self._enough is None or any(
+            core is None or core["finish"] in ("abort", "error") for core in job.samples
+        ):
+            return
+        self._n_finished += 1
+        if self._n_finished >= self._enough:
+            self._cut_short()
 
     def _fail(self, job: Job, error: Exception) -> None:
         self.llm._forget_job(job.request_id, job)
@@ -436,6 +468,11 @@ class BaseCall(Generic[T]):
         elif job.is_done:
             self._flush_job(job)
 
+    def abort_waiting(self, request_id: str) -> None:
+        """Notes (from any thread) that a prompt which the caller named is not to begin."""
+        if self._request_ids is not None and request_id in self._request_ids:
+            self._aborted_ids.add(request_id)
+
     def expire(self) -> None:
         """Asks (from any thread) that everything ends with what it has, and that nothing more
         begins.
@@ -443,14 +480,18 @@ class BaseCall(Generic[T]):
         self._deadline = 0.0
 
     def _watch_clock(self) -> None:
-        if self._deadline is None or self._expired or self.llm._now() < self._deadline:
+        if self._deadline is not None and self.llm._now() >= self._deadline:
+            self._cut_short()
+
+    def _cut_short(self) -> None:
+        """What runs ends with what it has; the others do not begin."""
+        if self._expired:
             return
         self._expired = True
         self.engine.abort(list(self._flying))
         while self._queue:
             self._end_early(self._queue.popleft())
-        for index in range(self._next, self.count):
-            self._ready.append((index, self._refused(index, self._id_of(index), None, [], None)))
+        self._left = range(self._next, self.count)  # as their turn comes: they may be a million
         self._next = self.count
 
 

@@ -16,7 +16,7 @@ from .suggest import unknown_name
 if TYPE_CHECKING:
     from .chat.conversation import Conversation
     from .chat.types import Message
-    from .chatting import ChatArgs, Chats
+    from .chatting import ChatArgs, ChatHandleCall, Chats
     from .llm import LLM
 
 
@@ -111,6 +111,31 @@ class ChatFace(Bookkeeping):
         )
         call.chats, call.parse = chats, parse
         return llm._stream(call)
+
+    def _chat_calls(
+        self,
+        messages: Any,
+        sampling_params: Any,
+        *,
+        parse: bool = True,
+        priority: int = 0,
+        **chat_args: Any,
+    ) -> list[ChatHandleCall]:
+        """One request for each conversation, not yet submitted."""
+        from .chatting import ChatHandleCall
+
+        llm = cast("LLM", self)
+        chats, count = self._chats(messages, sampling_params, _chat_args("chat()", chat_args))
+        return [
+            ChatHandleCall(
+                llm,
+                chats,
+                i,
+                parse=parse,
+                **llm._common(1, priority or None, None, "raise", None),
+            )
+            for i in range(count)
+        ]
 
     def run_tools(
         self,

@@ -13,6 +13,7 @@ from .chat.parser import StreamParser, parse
 from .chat.render import PreparedChat, Rendered, prepare, render_prepared
 from .core_params import Plan, make_plan
 from .errors import InvalidRequestError
+from .handle import HandleCall
 from .outputs import RequestOutput
 from .params import SamplingParams
 from .params_check import bad, check_unicode
@@ -225,7 +226,7 @@ class Chats:
         return self.take
 
 
-class ChatCall(Call):
+class _ParsesAnswers(Call):
     """Answers get a `message`; `text` keeps everything, marks included, so that its spans can be
     looked up.
     """
@@ -238,7 +239,7 @@ class ChatCall(Call):
         table = self.llm._table
         if not self.parse or table is None:
             return out
-        start, tools = self.chats.parse_as.pop(job.index, ("adaptive", None))
+        start, tools = self.parse_as(job)
         for one in out.outputs:
             core = job.samples[one.index]
             assert core is not None
@@ -249,14 +250,34 @@ class ChatCall(Call):
             )
         return out
 
+    def parse_as(self, job: Job) -> tuple[str, list[dict[str, Any]] | None]:
+        return self.chats.parse_as.pop(job.index, ("adaptive", None))
 
-class ChatStreamCall(StreamCall):
+
+class ChatCall(_ParsesAnswers):
+    """The call of `chat`."""
+
+
+class ChatHandleCall(_ParsesAnswers, HandleCall):
+    """One conversation that was submitted without waiting; looked at more than once."""
+
+    def __init__(self, llm: LLM, chats: Chats, i: int, *, parse: bool, **kwargs: Any) -> None:
+        super().__init__(llm, lambda _: chats.take(i), raw_text=parse, **kwargs)
+        self.chats, self.parse, self._i = chats, parse, i
+
+    def parse_as(self, job: Job) -> tuple[str, list[dict[str, Any]] | None]:
+        return self.chats.parse_as.get(self._i, ("adaptive", None))
+
+    def _result(self, job: Job) -> RequestOutput:
+        out = super()._result(job)
+        out.index = self._i
+        return out
+
+
+class ChatStreamCall(_ParsesAnswers, StreamCall):
     """Pieces get `delta`s: what each adds to the message. The last piece of a sample holds the
     whole message.
     """
-
-    chats: Chats
-    parse: bool = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

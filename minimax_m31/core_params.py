@@ -8,6 +8,8 @@ does not check again.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ from .prompts import need_tokenizer
 if TYPE_CHECKING:
     from .structured import Grammar, Grammars
     from .tokenizer import Tokenizer
+
+
+logger = logging.getLogger("minimax_m31")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +100,9 @@ def make_plan(
         if prompt_top is None
         else min(prompt_top, facts.n_vocab)
     )
+    mode = p.logprobs_mode or facts.logprobs_mode
+    if top is not None and mode == "processed_logprobs" and (p.top_p < 1 or p.top_k > 0):
+        _warn_processed()
     core: dict[str, Any] = {
         "min_tokens": p.min_tokens,
         "temperature": float(p.temperature),
@@ -107,7 +115,7 @@ def make_plan(
         "ignore_eos": int(p.ignore_eos),
         "skip_prefix_read": int(bool(p.skip_reading_prefix_cache)),
         "n_logprob": -1 if top is None else top,
-        "logprob_mode": LOGPROB_MODES[p.logprobs_mode or facts.logprobs_mode],
+        "logprob_mode": LOGPROB_MODES[mode],
         "want_sampling_logprob": int(p.return_sampling_logprob),
     }
     if p.logit_bias:
@@ -142,6 +150,15 @@ def make_plan(
     if p.structured_outputs is None or grammars is None:
         return plan
     return plan.constrained(grammars("structured_outputs").of_params(p.structured_outputs))
+
+
+@functools.cache
+def _warn_processed() -> None:
+    logger.warning(
+        "logprobs_mode='processed_logprobs' with top_p or top_k: the values are renormalised over "
+        "the tokens that were kept, so a recomputation over the whole vocabulary differs by the "
+        "log of the kept mass; 'tempered_logprobs' is what a trainer recomputes"
+    )
 
 
 def _add_thinking(

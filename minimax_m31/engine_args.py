@@ -59,6 +59,7 @@ class EngineArgs:
     allow_download: bool = False
     trust_remote_code: bool = False  # accepted and ignored: no remote code is ever run
     load_format: str = "auto"
+    dummy_context: bool = False  # dummy weights: caches hold noise, prompts are not computed
     dtype: str = "auto"
     quantization: str | None = None
     hf_overrides: dict[str, Any] | None = None
@@ -121,6 +122,7 @@ class EngineArgs:
     tokenizer_threads: int | None = None
     step_timeout_s: float = 300
     log_level: str | int = "WARNING"
+    use_tqdm_on_load: bool = True
     replace: bool = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> EngineArgs:
@@ -256,7 +258,10 @@ def _check_what(a: EngineArgs, p: _Problems) -> None:
         "trust_remote_code",
         "verify",
         "language_model_only",
+        "dummy_context",
     )
+    if a.dummy_context and a.load_format != "dummy":
+        p.add("dummy_context", "it leaves prompts uncomputed: only with load_format='dummy'")
     if a.load_format == "sharded_state":
         p.add("load_format", "not part of this version: use 'safetensors'")
     else:
@@ -398,8 +403,18 @@ def _check_how(a: EngineArgs, p: _Problems) -> None:
         "disable_log_stats",
         "enable_sleep_mode",
         "replace",
+        "use_tqdm_on_load",
     )
-    p.only("cuda_graph_batch_sizes", ("auto", None), "not part of this version: use 'auto'")
+    sizes = a.cuda_graph_batch_sizes
+    if sizes not in ("auto", None) and not (
+        isinstance(sizes, (list, tuple))
+        and sizes
+        and all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in sizes)
+    ):
+        p.add(
+            "cuda_graph_batch_sizes",
+            "'auto' or a list of batch sizes is needed; enforce_eager=True captures nothing",
+        )
     for name in ("compilation_config", "attention_config"):
         if getattr(a, name) not in (None, {}):
             p.add(name, "none of its keys is implemented here")

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
@@ -22,41 +22,34 @@ from .core_params import Plan, make_plan, stream_interval, truncation_changes
 from .describe import engine_html, engine_text
 from .engine_args import EngineArgs, check_names, log_level
 from .errors import EngineClosedError, InvalidRequestError
-from .handle import RequestHandle
-from .opening import Opened, open_engine
+from .lifetime import live_engines, note_closed, note_open, open_or_make_room, shutdown_all
+from .opening import Opened
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams, per_prompt
 from .params_check import as_float, as_int, bad
 from .progress import Progress
-from .prompts import IdArray, check_kind, need_tokenizer, split_call
-from .scores import EngineStats, MemoryReport, TokenScores, Trace
-from .scoring import PARTS, prompt_ids, run_trace, score_tokens
+from .prompts import check_kind, need_tokenizer, split_call
+from .score_face import ScoreFace
+from .scores import EngineStats, MemoryReport
+from .seeds import fresh_seed
 from .shims import EngineShim, ModelConfigShim
 from .streams import StreamCall
+from .submit_face import SubmitFace, request_names
 from .text import TextTable
 
 if TYPE_CHECKING:
+    from .plan import MemoryPlan
     from .structured import Grammars
     from .tokenizer import Tokenizer
+
+__all__ = ["LLM", "live_engines", "shutdown_all"]
 
 logger = logging.getLogger("minimax_m31")
 
 UseTqdm = bool | Callable[..., Any]
-_alive: weakref.WeakSet[LLM] = weakref.WeakSet()
 
 
-def live_engines() -> list[LLM]:
-    """The engines of this process that were not shut down."""
-    return [llm for llm in list(_alive) if not llm.closed]
-
-
-def shutdown_all() -> None:
-    """Shuts down every engine of this process."""
-    for llm in live_engines():
-        llm.shutdown()
-
-
-class LLM(ChatFace):
+class LLM(ChatFace, ScoreFace, SubmitFace):
     """An engine with its tokenizer: `LLM("path/to/checkpoint")`.
 
     Arguments: see EngineArgs. An unknown one is a TypeError that names the nearest valid ones.
@@ -69,7 +62,7 @@ class LLM(ChatFace):
         logger.setLevel(log_level(args.log_level))
         if args.replace:
             shutdown_all()
-        opened: Opened = open_engine(args)
+        opened: Opened = open_or_make_room(args)
         self._args = args
         self._core = opened.engine
         self._closer = weakref.finalize(self, _close_engine, opened.engine)
@@ -90,12 +83,33 @@ class LLM(ChatFace):
         self.last_partial: list[RequestOutput | None] | None = None
         self._drain_log()
         self._note_rates()
-        _alive.add(self)
+        note_open(self)
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> LLM:
         values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
         return cls(values.pop("model"), **values)
+
+    @staticmethod
+    def plan(
+        model_or_config: Any = "nano",
+        *,
+        gpu: str | int | None = None,
+        n_gpu: int | None = None,
+        host_memory: str | int | None = None,
+        **engine_args: Any,
+    ) -> MemoryPlan:
+        """What an engine with these arguments would take of a machine's memory, to the byte, and
+        what fits: needs no weights and no GPU.
+
+        `model_or_config`: a folder, a config.json or its dict, "nano", "M3.1-Flash" (the release's
+        numbers). `gpu`: a name ("H200", "8x H200"), bytes ("80GB"), "cpu"; None is this machine.
+        """
+        from .plan import make_plan
+
+        return make_plan(
+            model_or_config, gpu=gpu, n_gpu=n_gpu, host_memory=host_memory, **engine_args
+        )
 
     # -- text and tokens ---------------------------------------------------------------------------
 
@@ -119,16 +133,16 @@ class LLM(ChatFace):
         a prompt's error into its output. After `timeout` seconds everything ends with what it has,
         finish_reason "abort".
         """
+        refuse_lora(lora_request)
         call = self._call(
             prompts,
             sampling_params,
             use_tqdm,
-            priority,
-            request_ids,
-            on_error,
-            timeout,
             tokenization_kwargs,
-            lora_request,
+            priority=priority,
+            request_ids=request_ids,
+            on_error=on_error,
+            timeout=timeout,
         )
         return self._gather(call)
 
@@ -143,21 +157,27 @@ class LLM(ChatFace):
         on_error: str = "raise",
         timeout: float | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        min_finished: int | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """As `generate`, but yields (index, output) as prompts finish and keeps none. Closing it
         aborts the rest.
+
+        `min_finished`: once that many prompts have finished (with all their samples) the others
+        end with what they have, finish_reason "abort".
         """
+        if min_finished is not None and as_int("min_finished", min_finished) < 1:
+            raise bad("min_finished", min_finished, "it must be at least 1")
         call = self._call(
             prompts,
             sampling_params,
             use_tqdm,
-            priority,
-            request_ids,
-            on_error,
-            timeout,
             tokenization_kwargs,
-            None,
+            priority=priority,
+            request_ids=request_ids,
+            on_error=on_error,
+            timeout=timeout,
         )
+        call._enough = min_finished
         return self._iterate(call)
 
     def generate_stream(
@@ -195,30 +215,21 @@ class LLM(ChatFace):
         prompts: Any,
         sampling_params: Any,
         use_tqdm: UseTqdm,
-        priority: Any,
-        request_ids: Any,
-        on_error: str,
-        timeout: float | None,
         tokenization_kwargs: dict[str, Any] | None,
-        lora_request: Any,
+        **common: Any,
     ) -> Call:
-        if lora_request is not None:
-            raise InvalidRequestError(
-                "lora_request: LoRA adapters are not supported", param="lora_request"
-            )
         items, plans = self._plans(
             prompts,
             sampling_params,
             truncation_changes(tokenization_kwargs),
-            may_be_empty=on_error == "return",
+            may_be_empty=common["on_error"] == "return",
         )
-        common = self._common(len(items), priority, request_ids, on_error, timeout)
         return Call(
             self,
             len(items),
             plans_source(items, plans),
             progress=Progress(len(items), use_tqdm),
-            **common,
+            **self._common(len(items), **common),
         )
 
     def _plans(
@@ -296,7 +307,7 @@ class LLM(ChatFace):
                 )
             priority = values
         if request_ids is not None:
-            request_ids = _request_names("request_ids", request_ids)
+            request_ids = request_names("request_ids", request_ids)
             if len(request_ids) != count or len(set(request_ids)) != count:
                 raise InvalidRequestError(
                     f"request_ids must be {count} different strings", param="request_ids"
@@ -314,129 +325,6 @@ class LLM(ChatFace):
             "raise_errors": on_error == "raise",
             "timeout": timeout,
         }
-
-    # -- without waiting ---------------------------------------------------------------------------
-
-    def submit(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        on_token: Callable[[RequestOutput], None] | None = None,
-    ) -> RequestHandle:
-        """Starts a request and returns at once. `on_token(output)` is called from a thread of the
-        handle's own. A handle that is dropped does not end its request: `abort()` it.
-        """
-        if on_token is not None and not callable(on_token):
-            raise bad("on_token", on_token, "a function of one RequestOutput is needed")
-        items, plans = self._plans(prompt, sampling_params)
-        if len(items) != 1:
-            raise InvalidRequestError(
-                f"submit takes one prompt, not {len(items)}", param="prompt", value=prompt
-            )
-        name = self._new_request_id() if request_id is None else request_id
-        params = plans[0].params
-        if params.n > 1:
-            raise InvalidRequestError(
-                "submit takes n=1: submit the prompt several times", param="n", value=params.n
-            )
-        if params.output_kind is RequestOutputKind.DELTA:
-            raise bad(
-                "output_kind",
-                params.output_kind,
-                "a handle holds whole outputs (CUMULATIVE or FINAL_ONLY); generate_stream gives "
-                "what is new",
-            )
-        call = StreamCall(
-            self,
-            1,
-            plans_source(items, plans),
-            output_kind=params.output_kind or RequestOutputKind.CUMULATIVE,
-            notify=stream_interval(plans),
-            **self._common(1, priority or None, [name], "raise", None),
-        )
-        return RequestHandle(self, call, name, on_token)
-
-    def abort(self, request_ids: str | Sequence[str]) -> int:
-        """Ends these requests with what they have; returns how many were running. Unknown ids are
-        ignored.
-        """
-        names = _request_names("request_ids", request_ids)
-        count = 0
-        for name in names:
-            with self._lock:
-                entry = self._active.get(name)
-            if entry is not None:
-                _, job = entry
-                job.aborted = True
-                count += self._engine().abort(list(job.core_ids)) > 0
-        return count
-
-    def abort_all(self) -> int:
-        """Ends everything that runs and everything that waits; returns how many requests were
-        alive.
-        """
-        with self._lock:
-            calls = list(self._calls)
-        for call in calls:
-            call.expire()
-        return self._engine().abort(None)
-
-    # -- forward passes ----------------------------------------------------------------------------
-
-    def score_tokens(
-        self,
-        prompts: Any,
-        *,
-        start: int = 1,
-        top_k: int = 0,
-        token_ids: Sequence[int] | None = None,
-        temperature: float = 1.0,
-        use_tqdm: UseTqdm = True,
-    ) -> list[TokenScores]:
-        """log p of the prompts' own tokens from position `start` on, with ranks and the `top_k`
-        best beside them.
-
-        Nothing is sampled, so a prompt may fill the whole context. Positions before `start` may
-        come from the cache.
-        """
-        self._engine()
-        return score_tokens(
-            self,
-            prompts,
-            start=start,
-            top_k=top_k,
-            token_ids=token_ids,
-            temperature=temperature,
-            use_tqdm=use_tqdm,
-        )
-
-    def compute_logits(self, token_ids: Any) -> Any:
-        """float32 [L, vocabulary]: the logits at every position. No prefix cache."""
-        return self.trace(token_ids, what=("logits",)).logits
-
-    def trace(
-        self,
-        token_ids: Any,
-        *,
-        what: str | Sequence[str] = PARTS,
-        force_blocks: Sequence[Any] | None = None,
-        force_experts: Sequence[Any] | None = None,
-    ) -> Trace:
-        """One forward pass, with what the layers computed at all positions (see Trace).
-
-        `force_blocks`, `force_experts`: choices to take instead of the model's, one array per layer
-        or None.
-        """
-        ids: IdArray = prompt_ids(self, token_ids)
-        if not isinstance(what, Iterable):
-            raise bad("what", what, f"the parts are {', '.join(map(repr, PARTS))}")
-        parts = (what,) if isinstance(what, str) else tuple(what)
-        return run_trace(
-            self, ids, parts=parts, force_blocks=force_blocks, force_experts=force_experts
-        )
 
     # -- what it is and does -----------------------------------------------------------------------
 
@@ -471,6 +359,24 @@ class LLM(ChatFace):
         """What the engine holds, by purpose."""
         return MemoryReport(self._engine().memory())
 
+    def warmup(
+        self, batch_sizes: Sequence[int] | None = None, lengths: Sequence[int] | None = None
+    ) -> None:
+        """Runs made-up requests of these batch sizes and prompt lengths, so that a measurement does
+        not meet cold memory. Their pages are found by no other request.
+        """
+        sizes = (1, self._facts.max_num_seqs) if batch_sizes is None else tuple(batch_sizes)
+        if lengths is None:
+            lengths = (min(128, self._facts.max_model_len - 1),)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False, seed=0
+        )
+        for size in sizes:
+            for length in lengths:
+                ids = [i % min(self._facts.n_vocab, 1000) for i in range(as_int("lengths", length))]
+                prompt = {"prompt_token_ids": ids, "cache_salt": f"warmup {fresh_seed()}"}
+                self.generate([prompt] * as_int("batch_sizes", size), params, use_tqdm=False)
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Drops every cached page that no running request uses. With True, running requests are
         aborted first.
@@ -502,7 +408,7 @@ class LLM(ChatFace):
         with contextlib.suppress(Exception):
             self._drain_log()
         self._closer()
-        _alive.discard(self)
+        note_closed(self)
 
     close = shutdown
 
@@ -531,6 +437,7 @@ class LLM(ChatFace):
     # -- for the modules around --------------------------------------------------------------------
 
     def _engine(self) -> _core.Engine:
+        self.check_process()
         if self._core.closed:
             error = EngineClosedError("this LLM was shut down: construct a new one")
             leave_at_exit(error)
@@ -599,15 +506,11 @@ class LLM(ChatFace):
             pieces.close()
 
 
-def _request_names(param: str, value: Any) -> list[str]:
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, Iterable) or isinstance(names, (bytes, Mapping)):
-        raise bad(param, value, "a string or a list of strings is needed")
-    names = list(names)
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise bad(param, name, "a request id is a string that is not empty")
-    return names
+def refuse_lora(request: Any) -> None:
+    if request is not None:
+        raise InvalidRequestError(
+            "lora_request: LoRA adapters are not supported", param="lora_request"
+        )
 
 
 def _close_engine(engine: _core.Engine) -> None:

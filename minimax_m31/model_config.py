@@ -151,7 +151,21 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None)
         _override(out, str(name), value, problems)
     if problems:
         raise ConfigError("hf_overrides: " + "; ".join(problems))
+    _cut_layers(out, overrides or {})
     return out
+
+
+def _cut_layers(out: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Fewer layers: lists with one entry per layer keep the first ones."""
+    text = out["text_config"] if isinstance(out.get("text_config"), dict) else out
+    n = text.get("num_hidden_layers")
+    if "num_hidden_layers" not in overrides or type(n) is not int or n < 1:
+        return
+    sparse = text.get("sparse_attention_config")
+    for owner in (text, sparse if isinstance(sparse, dict) else {}):
+        for name in ("moe_layer_freq", "sparse_attention_freq", "sparse_disable_index_value"):
+            if isinstance(owner.get(name), list) and name not in overrides:
+                owner[name] = owner[name][:n]
 
 
 def _override(out: dict[str, Any], name: str, value: Any, problems: list[str]) -> None:

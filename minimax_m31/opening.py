@@ -20,7 +20,7 @@ from . import _core
 from .checkpoint import CheckpointInfo, read_checkpoint, read_config
 from .core_params import EngineFacts
 from .engine_args import CACHE_DTYPES, DTYPES, PAGE, EngineArgs
-from .errors import ConfigError, InvalidRequestError
+from .errors import ConfigError, InvalidRequestError, OutOfDeviceMemoryError
 from .params import SamplingParams
 from .scores import format_bytes
 from .seeds import MASK
@@ -218,7 +218,8 @@ def _formats(args: EngineArgs, backend: str, line: str) -> tuple[str, str, str]:
     return dtype, kv, index
 
 
-def _model_len(args: EngineArgs, info: CheckpointInfo, page: int, on_host: bool) -> int:
+def _model_len(args: EngineArgs, info: CheckpointInfo, page: int, host_free: int | None) -> int:
+    """`host_free`: free memory of a host backend, None on a device."""
     limit = info.max_model_len
     wanted = args.max_model_len
     if isinstance(wanted, int) and wanted > 0:
@@ -230,8 +231,8 @@ def _model_len(args: EngineArgs, info: CheckpointInfo, page: int, on_host: bool)
     pages: float = limit
     if args.kv_cache_memory_bytes is not None:
         pages = args.kv_cache_memory_bytes // page
-    elif on_host:
-        pages = free_host_bytes() * HOST_SHARE // page - args.max_num_seqs
+    elif host_free is not None:
+        pages = host_free * HOST_SHARE // page - args.max_num_seqs
     fits = min(limit, int(max(0, pages)) * PAGE)
     if fits < 1:
         raise ConfigError(
@@ -244,22 +245,46 @@ def _model_len(args: EngineArgs, info: CheckpointInfo, page: int, on_host: bool)
     return fits
 
 
-def _pool_bytes(args: EngineArgs, length: int, page: int, on_host: bool) -> int:
+def _pool_bytes(args: EngineArgs, length: int, page: int, host_free: int | None) -> int:
     """Bytes of all pages; 0 leaves it to the core (a device's memory_fraction).
 
     On a host: one sequence of full length and a thousand tokens for each of the others, as far as
     half of the free memory goes. Pages are committed when they are first written.
     """
-    if args.kv_cache_memory_bytes is not None or not on_host:
+    if args.kv_cache_memory_bytes is not None or host_free is None:
         return args.kv_cache_memory_bytes or 0
     least = -(-length // PAGE) + args.max_num_seqs
     wanted = least + (PAGES_PER_SEQUENCE - 1) * args.max_num_seqs
-    return page * max(least, min(wanted, int(free_host_bytes() * HOST_SHARE) // page))
+    return page * max(least, min(wanted, int(host_free * HOST_SHARE) // page))
 
 
-def engine_options(args: EngineArgs, info: CheckpointInfo) -> dict[str, Any]:
-    """Fields of mm_engine_options."""
-    backend, line = choose_backend(args)
+def dummy_formats(args: EngineArgs, info: CheckpointInfo) -> int:
+    """Of weights that are made: 0 BF16, 1 as released, 2 MXFP8 experts too. An MXFP8 config that
+    says nothing of its experts is M3's.
+    """
+    said = (
+        info.raw_config.get("quantization_config")
+        or (info.raw_config.get("text_config") or {}).get("quantization_config")
+        or {}
+    )
+    method = args.quantization or said.get("quant_method")
+    if method is None:
+        return int(bool(said))
+    has_experts = said.get("moe_quant_algo") or said.get("moe_quant_format")
+    return 2 if method == "mxfp8" and not has_experts else 1
+
+
+def engine_options(
+    args: EngineArgs,
+    info: CheckpointInfo,
+    *,
+    place: tuple[str, str] | None = None,
+    host_free: int | None = None,
+) -> dict[str, Any]:
+    """Fields of mm_engine_options. `place`: a backend and its line of `backends()` that need not be
+    here, `host_free`: free bytes of its host; a plan of another machine gives them.
+    """
+    backend, line = choose_backend(args) if place is None else place
     dtype, kv, index = _formats(args, backend, line)
     if dtype == "f32" and backend == "cuda":
         raise ConfigError("dtype='float32' runs on backend 'cpu' and 'ref' only")
@@ -272,22 +297,23 @@ def engine_options(args: EngineArgs, info: CheckpointInfo) -> dict[str, Any]:
             f"{page} bytes, and two are "
             "the least that can work"
         )
-    length = _model_len(args, info, page, backend != "cuda")
+    if backend == "cuda":
+        host_free = None
+    elif host_free is None:
+        host_free = free_host_bytes()
+    length = _model_len(args, info, page, host_free)
     if not args.enable_chunked_prefill and args.max_num_batched_tokens < length:
         raise ConfigError(
             f"enable_chunked_prefill=False needs max_num_batched_tokens >= max_model_len "
             f"({length}), "
             f"it is {args.max_num_batched_tokens}"
         )
-    quantized = args.quantization is not None or bool(
-        info.raw_config.get("quantization_config")
-        or (info.raw_config.get("text_config") or {}).get("quantization_config")
-    )
     options: dict[str, Any] = {
         "backend": backend,
         "load": "dummy" if args.load_format == "dummy" else "files",
         "dummy_seed": (args.seed or 0) & MASK,
-        "dummy_quantized": int(quantized),
+        "dummy_quantized": dummy_formats(args, info),
+        "dummy_context": int(args.dummy_context),
         "verify": int(args.verify),
         "dtype": dtype,
         "kv_format": kv,
@@ -299,7 +325,7 @@ def engine_options(args: EngineArgs, info: CheckpointInfo) -> dict[str, Any]:
         "max_model_len": length,
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_num_batched_tokens,
-        "kv_bytes": _pool_bytes(args, length, page, backend != "cuda"),
+        "kv_bytes": _pool_bytes(args, length, page, host_free),
         "memory_fraction": float(args.gpu_memory_utilization),
         "max_logprobs": info.config["n_vocab"]
         if args.max_logprobs == -1
@@ -307,7 +333,10 @@ def engine_options(args: EngineArgs, info: CheckpointInfo) -> dict[str, Any]:
         "batch_invariant": int(args.deterministic == "batch_invariant"),
         "enable_prefix_cache": int(args.enable_prefix_caching),
         "priority_policy": int(args.scheduling_policy == "priority"),
+        "enforce_eager": int(args.enforce_eager),
     }
+    if args.cuda_graph_batch_sizes not in ("auto", None):
+        options["graph_size"] = [int(n) for n in args.cuda_graph_batch_sizes]
     if args.device_ids is not None:
         options["device"] = [int(i) for i in args.device_ids]
     return options
@@ -324,7 +353,7 @@ def open_engine(args: EngineArgs) -> Opened:
     if tokenizer is None:
         # Raw ids in, raw ids out: media placeholders are masked only where tokens become text.
         config = {**config, "never_token": []}
-    bar = LoadBar()
+    bar = LoadBar(args.use_tqdm_on_load)
     try:
         engine = _core.Engine(
             config=config,
@@ -335,6 +364,11 @@ def open_engine(args: EngineArgs) -> Opened:
             token_bytes=None if tokenizer is None else tokenizer.token_bytes(),
             progress=bar,
         )
+    except OutOfDeviceMemoryError as error:
+        from .plan import attach_plan  # late: it imports this module
+
+        attach_plan(error, args)
+        raise
     finally:
         bar.close()
     chosen = engine.info()
@@ -357,13 +391,14 @@ class LoadBar:
     someone looks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_wanted: bool = True) -> None:
+        self._is_wanted = is_wanted
         self._began = time.monotonic()
         self._bar: Any = None
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            if total <= 0 or time.monotonic() - self._began < 1.0:
+            if not self._is_wanted or total <= 0 or time.monotonic() - self._began < 1.0:
                 return
             self._bar = _load_bar(total)
         self._bar.update(done - self._bar.n)

@@ -55,6 +55,8 @@ class StructuredOutputsParams:
     in_thinking: bool = False
 
 
+_PLAIN = (int, float, bool, str, RequestOutputKind)  # types of values that cannot change
+
 _REMOVED = {
     "best_of": "it does not exist here: use n= and choose among the outputs by cumulative_logprob",
     "use_beam_search": "beam search does not exist here: use n= samples",
@@ -159,11 +161,12 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """A copy that shares nothing mutable with this one (`extra_args` is carried as it is)."""
-        extra = self.extra_args
-        shallow = copy.copy(self)
-        object.__setattr__(shallow, "extra_args", None)
-        new = copy.deepcopy(shallow)
-        object.__setattr__(new, "extra_args", extra)
+        new = object.__new__(type(self))
+        fields = vars(new)  # written directly: every request takes a snapshot
+        fields.update(vars(self))
+        for name, value in fields.items():
+            if value is not None and type(value) not in _PLAIN and name != "extra_args":
+                fields[name] = copy.deepcopy(value)
         return new
 
     def replace(self, **changes: Any) -> SamplingParams:

@@ -71,6 +71,49 @@ class TokenScores:
 
 
 @dataclasses.dataclass(repr=False, eq=False)
+class PerplexityResult:
+    """How well a document is predicted, every token once."""
+
+    token_logprobs: FloatArray  # [tokens of the document]
+    num_bytes: int | None  # of a text, in UTF-8; None for token ids
+    num_windows: int
+
+    @property
+    def logprob(self) -> float:
+        """log p of the whole document."""
+        return math.fsum(self.token_logprobs.tolist())
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean loss per token; 1 for an empty document."""
+        return math.exp(-self.logprob / self.num_tokens) if self.num_tokens else 1.0
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return -self.logprob / math.log(2) / self.num_bytes if self.num_bytes else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "logprob": self.logprob,
+            "num_tokens": self.num_tokens,
+            "num_bytes": self.num_bytes,
+            "num_windows": self.num_windows,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"PerplexityResult({self.perplexity:.4f} per token, {self.num_tokens} tokens, "
+            f"logprob={self.logprob:.4f})"
+        )
+
+
+@dataclasses.dataclass(repr=False, eq=False)
 class Trace:
     """What a forward pass over `token_ids` computed, at all positions. Lists have one entry per
     layer.
@@ -116,6 +159,8 @@ class EngineStats:
     num_steps: int
     step_time_total: float  # seconds inside steps
     step_time_last: float
+    step_time_p50: float  # of all steps, within 5 %
+    step_time_p99: float
     num_blocks: int  # pages of 128 tokens
     num_blocks_free: int
     num_blocks_cached: int  # used by no request, kept for prefix hits: can be taken at any time
@@ -141,6 +186,8 @@ class EngineStats:
             num_steps=int(core["n_step"]),
             step_time_total=core["t_step_total"],
             step_time_last=core["t_step_last"],
+            step_time_p50=core["t_step_p50"],
+            step_time_p99=core["t_step_p99"],
             num_blocks=int(core["n_page"]),
             num_blocks_free=int(core["n_page_free"]),
             num_blocks_cached=int(core["n_page_cached"]),
@@ -170,6 +217,41 @@ class EngineStats:
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self.to_dict().items())
 
+    def plot(self) -> Any:
+        """Throughput, latency, queue and cache as bars: a matplotlib figure, or text without it."""
+        from .plots import bars
+
+        rates = [
+            ("prompts", self.prompt_tokens_per_s),
+            ("generated", self.generation_tokens_per_s),
+        ]
+        times = [("p50", self.step_time_p50), ("p99", self.step_time_p99)]
+        queue = [
+            ("waiting", self.num_waiting),
+            ("running", self.num_running),
+            ("finished", self.num_finished),
+            ("aborted", self.num_aborted),
+            ("failed", self.num_failed),
+        ]
+        cache = [
+            ("used", self.num_blocks_used),
+            ("cached", self.num_blocks_cached),
+            ("free", self.num_blocks_free),
+        ]
+        return bars(
+            [
+                ("tokens per second, last 10 s", rates, lambda v: f"{v:.0f}"),
+                ("time of a step", times, lambda v: f"{1e3 * v:.2f} ms"),
+                ("requests", queue, lambda v: f"{v:.0f}"),
+                ("KV cache, blocks of 128 tokens", cache, lambda v: f"{v:.0f}"),
+                (
+                    "prompt tokens from the prefix cache",
+                    [("hits", self.prefix_hit_rate)],
+                    lambda v: f"{100 * v:.1f} %",
+                ),
+            ]
+        )
+
 
 @dataclasses.dataclass
 class MemoryReport:
@@ -181,6 +263,25 @@ class MemoryReport:
 
     def total(self, kind: str | None = None) -> int:
         return sum(size for _, what, size in self.lines if kind is None or what == kind)
+
+    def plot(self) -> Any:
+        """Bytes by purpose as bars: a matplotlib figure, or text without it."""
+        from .plots import bars
+
+        kinds = sorted({kind for _, kind, _ in self.lines})
+        return bars(
+            [
+                (
+                    f"{kind}: {format_bytes(self.total(kind))}",
+                    sorted(
+                        ((what, size) for what, k, size in self.lines if k == kind),
+                        key=lambda row: -row[1],
+                    ),
+                    format_bytes,
+                )
+                for kind in kinds
+            ]
+        )
 
     def __str__(self) -> str:
         rows = [(what, kind, format_bytes(size)) for what, kind, size in self.lines]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .calls import BaseCall, Job, leave_at_exit
+from .calls import BaseCall, Job, Source, leave_at_exit
 from .core_params import Plan, make_plan
 from .errors import InvalidRequestError
 from .params import SamplingParams
@@ -16,14 +18,14 @@ from .params_check import as_float, as_float32, as_int, bad, id_list
 from .progress import Progress
 from .prompts import IdArray, Prompt, check_kind, need_tokenizer, read_prompt, split_call, to_ids
 from .results import exception_of
+from .score_face import PARTS
 from .scores import TokenScores, Trace
 
 if TYPE_CHECKING:
     from ._core import Engine
     from .llm import LLM
 
-PARTS = ("hidden", "blocks", "experts", "logits")
-MIN_TEMPERATURE = 9.99e-6  # 1e-5 as a float32 is a little below it; logits / T must stay finite
+MIN_TEMPERATURE = 1e-5  # below it the core takes a temperature for 0
 _NONE32: IdArray = np.zeros(0, dtype=np.int32)
 
 
@@ -83,7 +85,8 @@ def score_tokens(
         raise InvalidRequestError(
             f"top_k={top_k}: it must be 0 or more, -1 for all", param="top_k", value=top_k
         )
-    if not MIN_TEMPERATURE <= as_float32(as_float("temperature", temperature)) < float("inf"):
+    heat = as_float32(as_float("temperature", temperature))
+    if not as_float32(MIN_TEMPERATURE) <= heat < float("inf"):
         raise bad("temperature", temperature, "it must lie in 1e-5 .. 3.4e38")
     wanted = None if token_ids is None else list(dict.fromkeys(id_list("token_ids", token_ids)))
     params = SamplingParams(
@@ -94,71 +97,65 @@ def score_tokens(
         detokenize=False,
     )
     plan = make_plan(params, llm._facts, llm._tokenizer)
-    progress = Progress(len(items), use_tqdm, "Scoring")
+    plan = _at_temperature(plan, temperature)
+
+    def source(index: int) -> tuple[Prompt, Plan, str | None]:
+        return read_prompt(items[index], index), plan, None
+
+    return _run_scores(llm, len(items), source, plan, wanted, use_tqdm, "Scoring")
+
+
+class Scored(NamedTuple):
+    """Token ids whose positions from `start` on are scored."""
+
+    ids: IdArray
+    start: int
+
+
+def score(
+    llm: LLM, wanted: Sequence[Scored], use_tqdm: bool | Callable[..., Any], what: str
+) -> list[TokenScores]:
+    """The sampled-nothing half of likelihoods: each prompt has a start of its own."""
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0, detokenize=False)
+    plan = make_plan(params, llm._facts, llm._tokenizer)
+    starts: dict[int, Plan] = {}
+
+    def source(index: int) -> tuple[Prompt, Plan, str | None]:
+        one = wanted[index]
+        if one.start not in starts:
+            mine = copy.copy(plan.params)
+            mine.prompt_logprob_start = one.start
+            starts[one.start] = dataclasses.replace(plan, params=mine)
+        return Prompt(None, one.ids), starts[one.start], None
+
+    return _run_scores(llm, len(wanted), source, plan, None, use_tqdm, what)
+
+
+def _at_temperature(plan: Plan, temperature: float) -> Plan:
+    """log_softmax(logits / temperature) in place of the raw log-probabilities."""
+    if temperature == 1.0:
+        return plan
+    core = {**plan.core, "temperature": float(temperature), "prompt_logprob_mode": "tempered"}
+    return dataclasses.replace(plan, core=core)
+
+
+def _run_scores(
+    llm: LLM,
+    count: int,
+    source: Source,
+    plan: Plan,
+    wanted: list[int] | None,
+    use_tqdm: bool | Callable[..., Any],
+    what: str,
+) -> list[TokenScores]:
+    progress = Progress(count, use_tqdm, what)
     try:
-        if temperature != 1.0:
-            return [
-                _tempered(llm, item, i, start, plan, wanted, temperature)
-                for i, item in enumerate(items)
-            ]
-
-        def source(index: int) -> tuple[Prompt, Plan, str | None]:
-            return read_prompt(items[index], index), plan, None
-
-        call = _ScoreCall(llm, len(items), source, progress=progress)
+        call = _ScoreCall(llm, count, source, progress=progress)
         call.top, call.wanted = plan.prompt_top or 0, wanted
         out = dict(call)
     finally:
         progress.close()
-    return [out[i] for i in range(len(items))]
-
-
-def _tempered(
-    llm: LLM,
-    item: Any,
-    index: int,
-    start: int,
-    plan: Plan,
-    wanted: list[int] | None,
-    temperature: float,
-) -> TokenScores:
-    """log_softmax(logits / T): the core scores prompts at temperature 1, so this goes through the
-    logits.
-    """
-    ids = prompt_ids(llm, item, index)
-    trace = run_trace(llm, ids, parts=("logits",))
-    assert trace.logits is not None
-    logits = trace.logits[start - 1 : len(ids) - 1] / np.float32(temperature)
-    own = ids[start:]
-    rows = np.arange(len(own))
-    shift = logits.max(axis=1, keepdims=True) if len(own) else np.zeros((0, 1), dtype=np.float32)
-    norm = shift[:, 0] + np.log(np.exp(logits - shift).sum(axis=1, dtype=np.float64)).astype(
-        np.float32
-    )
-    values = logits[rows, own]
-    better = (logits > values[:, None]).sum(axis=1)
-    ties = np.asarray(
-        [(row[:token] == row[token]).sum() for row, token in zip(logits, own, strict=True)],
-        dtype=np.int64,
-    )
-    out = TokenScores(
-        ids.tolist(),
-        min(start, len(ids)),
-        (values - norm).astype(np.float32),
-        (better + ties + 1).astype(np.int32),
-        index=index,
-    )
-    k = plan.prompt_top or 0
-    if k:
-        order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        out.top_ids = order.astype(np.int32)
-        out.top_logprobs = (np.take_along_axis(logits, order, axis=1) - norm[:, None]).astype(
-            np.float32
-        )
-    if wanted is not None:
-        out.token_ids = np.asarray(wanted, dtype=np.int32)
-        out.token_id_logprobs = (logits[:, wanted] - norm[:, None]).astype(np.float32)
-    return out
+    return [out[i] for i in range(count)]
 
 
 def prompt_ids(llm: LLM, prompt: Any, index: int = 0) -> IdArray:

@@ -21,6 +21,8 @@ def cuda_problem() -> str | None:
     except ImportError as e:
         return f"the extension is not built: {e}"
     for name, usable, text in _core.backends():
+        if name == "cuda" and usable and "emulated" in text:
+            return "MM_CUDA_SO names the emulated library"
         if name == "cuda":
             return None if usable else text
     return "this build has no cuda backend"

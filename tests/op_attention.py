@@ -52,7 +52,7 @@ def attn_in_prepare(c: Case, m: Machine) -> Prepared:
     n, G, dim, di = i["step"].n_row, s["n_kv_head"], s["head_dim"], s["index_dim"]
     sparse, query, to_rows = "dense" not in c.flags, "kv_only" not in c.flags, "kv_out" in c.flags
     names = [x for x in ("q", "k", "v", "iq", "ik") if sparse or x[0] != "i"]
-    w = {x: m.weight(i[x]) for x in names}
+    w = m.joined("QKV", "qkv", {x: i[x] for x in names})
     w |= {f"{x}_norm": m.put(i[f"{x}_norm"]) for x in names if x != "v"}
     pages = n_pages(i["step"])
     zero = {
@@ -136,6 +136,8 @@ def attention_inputs(c: Case) -> dict[str, Any]:
     }
     if exact:
         out["iq"] = rng.integers(-1, 2, out["iq"].shape).astype(np.float32)
+    if "zeros" in c.flags:  # every score is a zero of some sign
+        out["iq"] = np.copysign(np.zeros_like(out["iq"]), out["iq"])
     return out
 
 

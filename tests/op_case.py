@@ -6,6 +6,7 @@ read it; `want` is what NumPy says. Activations in inputs are already rounded to
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import reference as R
 from numpy.typing import NDArray
-from op_driver import PAGE, Machine, shape
+from op_driver import PAGE, Machine, device_shape, shape
 
 Array = NDArray[Any]
 Outputs = dict[str, Array]
@@ -47,6 +48,7 @@ class Case:
     window: int = 0
     seed: int = 0
     half: bool = False  # the step carries the first half of each sequence's rows
+    alone: int = -1  # the step carries this sequence only
 
     def __str__(self) -> str:
         return f"{self.op}-{self.id}"
@@ -62,6 +64,8 @@ class Case:
         """Sequences in slots and pages that are not in order."""
         need = [-(-(p + n) // PAGE) for p, n in self.rows]
         pages = rng.permutation(sum(need)) + 1
+        if "alias" in self.flags:  # a long context of few pages, each many times
+            pages = pages % 509 + 1
         ends = np.cumsum(need)
         lists = [pages[e - n : e].tolist() for e, n in zip(ends, need, strict=True)]
         slot = rng.permutation(len(self.rows)).tolist()
@@ -71,9 +75,25 @@ class Case:
     def n_row(self) -> int:
         return sum(n for _, n in self.rows)
 
+    def on(self, backend: str) -> Case:
+        """The case as the backend takes it: cuda has bf16 activations and heads of 128."""
+        if backend != "cuda":
+            return self
+        changed = device_shape(self.s)
+        sizes = {k: v for k, v in changed.items() if k in self.sizes or v != self.s[k]}
+        fmt, index = sizes.pop("kv_format", self.fmt), sizes.pop("index_format", self.index)
+        sizes.pop("act", None)
+        return dataclasses.replace(self, act="bf16", fmt=fmt, index=index, sizes=sizes)
+
+    def carried(self) -> list[int]:
+        """Rows of each sequence that the step carries."""
+        n_rows = [(n + 1) // 2 if self.half else n for _, n in self.rows]
+        return [n if self.alone in (-1, i) else 0 for i, n in enumerate(n_rows)]
+
     def keep(self) -> Array:
-        """Rows of the whole step that a half step carries."""
-        return np.concatenate([np.arange(n) < (n + 1) // 2 for _, n in self.rows])
+        """Rows of the whole step that this step carries."""
+        pairs = zip(self.rows, self.carried(), strict=True)
+        return np.concatenate([np.arange(n) < kept for (_, n), kept in pairs])
 
     def prepare(self, m: Machine) -> Prepared:
         return PREPARE[self.op](self, m)
@@ -89,17 +109,18 @@ ROW_INPUTS = {"h", "x", "o", "q", "iq", "extra_k", "extra_v", "row_media", "forc
 
 
 def rows_of_step(inputs: Inputs) -> Inputs:
-    """Cuts the rows out that a half step does not carry."""
+    """Cuts the rows out that the step does not carry."""
 
     @functools.wraps(inputs)
     def cut(c: Case) -> dict[str, Any]:
         out = inputs(c)
-        if c.half:
-            keep, step = c.keep(), out["step"]
-            n_rows = [(n + 1) // 2 for n in step.n_rows]
+        if c.half or c.alone >= 0:
+            keep, step, carried = c.keep(), out["step"], c.carried()
+            at = [i for i, n in enumerate(carried) if n > 0]
             arrays = [n for n in ROW_INPUTS if isinstance(out.get(n), np.ndarray)]
             out |= {name: out[name][keep] for name in arrays}
-            out["step"] = R.Step(n_rows, step.pos0, step.slot, step.pages, step.token[keep])
+            lists = ([x[i] for i in at] for x in (carried, step.pos0, step.slot, step.pages))
+            out["step"] = R.Step(*lists, step.token[keep])
         return out
 
     return cut

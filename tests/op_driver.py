@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -73,14 +74,35 @@ def backend(name: str) -> Any:
     return _testing.open(name, 2)
 
 
-def usable_backends() -> list[Any]:
-    """Test parameters: every backend of this build; the ones that need a GPU carry the marker."""
-    names = [name for name, usable, _ in _testing.backends() if usable]
+# The CUDA library that MM_CUDA_SO names may be the one of tests/emu, which needs no GPU.
+IS_EMULATED = any(n == "cuda" and ok and "emulated" in text for n, ok, text in _testing.backends())
+
+
+def usable_backends(is_heavy: bool = False) -> list[Any]:
+    """Test parameters: the host backends of this build, and cuda, whose tests need a GPU and are
+    skipped with the reason where it cannot be used (conftest.py). is_heavy: slow when emulated."""
+    names = [name for name, usable, _ in _testing.backends() if usable or name == "cuda"]
     order = [n for n in ("ref", "cpu", "cuda") if n in names]
-    return [pytest.param(n, marks=pytest.mark.gpu if n == "cuda" else ()) for n in order]
+    slow = (pytest.mark.slow,) if is_heavy else ()
+    marks = slow if IS_EMULATED else (pytest.mark.gpu,)
+    return [pytest.param(n, marks=marks if n == "cuda" else ()) for n in order]
 
 
-BACKENDS = usable_backends()
+BACKENDS, HEAVY_BACKENDS = usable_backends(), usable_backends(is_heavy=True)
+
+
+# Sizes that the kernels of cuda are made for, in place of the small model's.
+DEVICE_SIZES: dict[str, Any] = dict(d_model=128, head_dim=128, index_dim=128, n_rotary=64)
+
+
+def device_shape(sizes: dict[str, Any]) -> dict[str, Any]:
+    """A shape as cuda takes it: bf16 activations, heads of 128, no f32 caches."""
+    out = dict(sizes, act="bf16")
+    if out["head_dim"] != 128 or out["index_dim"] != 128:
+        out |= {k: v for k, v in DEVICE_SIZES.items() if out[k] == SHAPE[k]}
+    for name in ("kv_format", "index_format"):
+        out[name] = "bf16" if out[name] == "f32" else out[name]
+    return out
 
 
 @dataclass(frozen=True)
@@ -92,10 +114,14 @@ class Buffer:
 
 class Machine:
     def __init__(self, name: str, sizes: dict[str, Any]) -> None:
+        if name == "cuda":
+            sizes = device_shape(sizes)
         self.name, self.sizes, self.backend = name, sizes, backend(name)
+        self.packs: bool = _testing.packs(self.backend)
         self.act: str = sizes["act"]
         self.held: list[int] = []
         self.keep: list[Any] = []  # host structs that args point to
+        self.is_capturing = False
         values = dict(sizes, act=ACT[self.act])
         values |= {k: CACHE[sizes[k]] for k in ("kv_format", "index_format")}
         self.shape = make("mm_op_shape", **values)
@@ -175,29 +201,90 @@ class Machine:
         )
         a = self.struct(kind, **args)
         where = ctypes.addressof(view) if view is not None else 0
-        _testing.run(self.context, op, ctypes.addressof(a), ctypes.sizeof(a), where)
+        size = ctypes.sizeof(a)
+        _testing.run(self.context, op, ctypes.addressof(a), size, where, not self.is_capturing)
 
-    def weight(self, w: R.Weight) -> Any:
-        """mm_weight with its memory on the device; an unused one for None."""
+    def capture(self, run: Callable[[], None]) -> Any:
+        """What `run` launches, as a graph; nothing has run yet."""
+        _testing.graph_begin(self.context)
+        self.is_capturing = True
+        try:
+            run()
+        finally:
+            self.is_capturing = False
+            graph = _testing.graph_end(self.context)
+        return graph
+
+    def launch(self, graph: Any) -> None:
+        _testing.graph_launch(graph)
+
+    # ------------------------------------------------------------ weights
+
+    def weight(self, w: R.Weight | None) -> Any:
+        """mm_weight in checkpoint order with its memory on the device; an unused one for None."""
         if w is None:
             return make("mm_weight")
         scale = self.put(w.scale) if w.scale is not None else None
-        base = self.put(w.data)
+        return self._weight(w, self.put(w.data).address, scale.address if scale else None)
+
+    def host_weight(self, w: R.Weight) -> Any:
+        """mm_weight in host memory: what `pack` reads."""
+        data = np.ascontiguousarray(w.data)
+        scale = np.ascontiguousarray(w.scale) if w.scale is not None else None
+        self.keep += [data, scale]
+        return self._weight(w, data.ctypes.data, scale.ctypes.data if scale is not None else None)
+
+    def _weight(self, w: R.Weight, data: int, scale: int | None) -> Any:
         return self.struct(
             "mm_weight",
             format=WEIGHT[w.format],
             n_out=w.n_out,
             n_in=w.n_in,
-            data=base.address + w.first_byte,
+            data=data + w.first_byte,
             data_stride=w.data.shape[1],
-            scale=scale.address + w.first_scale if scale is not None else None,
+            scale=scale + w.first_scale if scale is not None else None,
             scale_stride=w.scale.shape[1] if w.scale is not None else 0,
             global_scale=w.global_scale,
         )
 
-    def weights(self, many: list[R.Weight]) -> Any:
-        out = (type(make("mm_weight")) * len(many))(*(self.weight(w) for w in many))
+    def array(self, structs: list[Any]) -> Any:
+        out = (type(structs[0]) * len(structs))(*structs)
         self.keep.append(out)
+        return out
+
+    def pack(self, kind: str, many: list[R.Weight]) -> Any:
+        """mm_weight of the backend's own order, made by its `pack`."""
+        sources = bytes(self.array([self.host_weight(w) for w in many]))
+        code = CONSTANTS[f"MM_PACK_{kind}"]
+        n = _testing.pack_bytes(self.context, code, sources)
+        dst = self.new((n,), np.uint8)
+        out = _testing.pack(self.context, code, sources, dst.address)
+        return type(make("mm_weight")).from_buffer_copy(out)
+
+    def sizes_only(self, w: R.Weight) -> Any:
+        """What stays of a matrix whose packing replaced it."""
+        return make("mm_weight", format=WEIGHT[w.format], n_out=w.n_out, n_in=w.n_in)
+
+    def matrix(self, w: R.Weight) -> Any:
+        """A matrix that is multiplied alone (o, down, head): packed where the backend packs."""
+        return self.pack("LINEAR", [w]) if self.packs else self.weight(w)
+
+    def joined(self, kind: str, field: str, parts: dict[str, R.Weight]) -> dict[str, Any]:
+        """Fields of a struct: each part, and where the backend packs all of them as `field`."""
+        if not self.packs:
+            return {name: self.weight(w) for name, w in parts.items()}
+        out = {name: self.sizes_only(w) for name, w in parts.items()}
+        return out | {field: self.pack(kind, list(parts.values()))}
+
+    def experts(self, w1: list[R.Weight], w3: list[R.Weight], w2: list[R.Weight]) -> dict[str, Any]:
+        """The routed experts' fields of mm_expert_weights."""
+        place = self.sizes_only if self.packs else self.weight
+        lists = {"w1": w1, "w3": w3, "w2": w2}
+        out = {name: self.array([place(w) for w in many]) for name, many in lists.items()}
+        if self.packs:
+            pairs = [w for pair in zip(w1, w3, strict=True) for w in pair]
+            out["packed_w13"] = self.pack("EXPERTS_W13", pairs)
+            out["packed_w2"] = self.pack("EXPERTS_W2", w2)
         return out
 
     # ------------------------------------------------------------ slots, steps, caches

@@ -89,6 +89,8 @@ def attn_out_inputs(c: Case) -> dict[str, Any]:
         ),
         "step": c.step(rng),
     }
+    if "one_choice" in c.flags:  # every row goes to the same experts
+        out["forced"][:] = out["forced"][0]
     if "ties" in c.flags:  # experts 3 apart are the same one
         for e in range(3, s["n_expert"]):
             out["gate"][e], out["bias"][e] = out["gate"][e - 3], out["bias"][e - 3]
@@ -104,7 +106,7 @@ def attn_out_prepare(c: Case, m: Machine) -> Prepared:
     )
     weights = m.put(np.full(i["forced"].shape, np.nan, np.float32))
     args = dict(
-        wo=m.weight(i["wo"]), o=m.put_act(i["o"]), x=x, norm_w=m.put(i["norm_w"]), h=h, force=force
+        wo=m.matrix(i["wo"]), o=m.put_act(i["o"]), x=x, norm_w=m.put(i["norm_w"]), h=h, force=force
     )
     if route:
         args |= dict(gate=m.put(i["gate"]), experts=experts, weights=weights)
@@ -155,7 +157,8 @@ def mlp_prepare(c: Case, m: Machine) -> Prepared:
         h=h,
         h_out=h_out,
         norm_w=m.put(i["norm_w"]),
-        **{k: m.weight(i[k]) for k in ("gate", "up", "down")},
+        down=m.matrix(i["down"]),
+        **m.joined("GATE_UP", "gate_up", {k: i[k] for k in ("gate", "up")}),
     )
     return Prepared(
         lambda: m.run("mlp", seq, **args), lambda: {"x": m.get_act(x), "h": m.get_act(h_out)}
@@ -190,9 +193,11 @@ def moe_prepare(c: Case, m: Machine) -> Prepared:
     """One call, or with the flag "pieces" three that accumulate."""
     i, s = moe_inputs(c), c.s
     n, shared = s["n_expert"], "no_shared" not in c.flags
-    w = {name: m.weights(i[name]) for name in ("w1", "w3", "w2")}
+    w = m.experts(i["w1"], i["w3"], i["w2"])
     if shared:
-        w |= {f"shared_{x}": m.weight(i[f"shared_{x}"]) for x in ("gate", "up", "down")}
+        parts = {name: i[name] for name in ("shared_gate", "shared_up")}
+        w |= m.joined("GATE_UP", "shared_gate_up", parts)
+        w["shared_down"] = m.matrix(i["shared_down"])
     x, h, seq = m.put_act(i["x"]), m.put_act(i["h"]), m.step(i["step"])
     acc = m.put(np.full(i["h"].shape, np.nan, np.float32))
     args = dict(
@@ -251,7 +256,7 @@ def head_prepare(c: Case, m: Machine) -> Prepared:
     i = head_inputs(c)
     logits = m.put(np.full((len(i["row"]), c.s["n_vocab"]), np.nan, np.float32))
     args = dict(
-        w=m.weight(i["w"]),
+        w=m.matrix(i["w"]),
         h=m.put_act(i["h"]),
         row=m.put(i["row"]),
         n_out=len(i["row"]),

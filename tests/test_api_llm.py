@@ -15,7 +15,6 @@ from api_models import ids_llm, text_llm
 
 from minimax_m31 import (
     LLM,
-    InvalidRequestError,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
@@ -587,5 +586,5 @@ def test_priority_goes_first() -> None:
 def test_samples_come_in_order(llm: LLM, n: int) -> None:
     out = llm.generate(PROMPT, SamplingParams(n=n, seed=1, max_tokens=5, ignore_eos=True))[0]
     assert [o.index for o in out.outputs] == list(range(n))
-    with pytest.raises(InvalidRequestError):
-        llm.submit(PROMPT, SamplingParams(n=2))
+    params = SamplingParams(n=n, seed=1, max_tokens=5, ignore_eos=True)
+    assert llm.submit(PROMPT, params).result().outputs == out.outputs

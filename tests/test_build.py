@@ -54,7 +54,7 @@ def test_build_says_why_there_is_no_cuda_library(
     build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setenv("CUDA_HOME", "/nonexistent")
+    monkeypatch.setenv("CUDA_HOME", "/nonexistent")  # given: the only place besides PATH
     monkeypatch.setenv("MM_CUDA", "auto")
     assert build.find_nvcc() is None
     assert capsys.readouterr().out.count("\n") == 1
@@ -103,6 +103,17 @@ def test_build_extension_exports_its_init_function_only() -> None:
     defined = tool("nm", "-D", "--defined-only", str(extension())).split("\n")
     names = {line.split()[-1] for line in defined if line and not line.split()[-1].startswith("_")}
     assert names == {"PyInit__core"}
+
+
+def test_build_cuda_library_needs_the_c_library_only_and_exports_one_function() -> None:
+    path = extension().with_name("libmm_cuda.so")
+    if not path.exists():
+        pytest.skip("no CUDA library was built")
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\]", tool("readelf", "-d", str(path))))
+    allowed = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux-[\w-]+)\.so\.\d")
+    assert {n for n in needed if not allowed.fullmatch(n)} == set()
+    defined = tool("nm", "-D", "--defined-only", str(path)).split("\n")
+    assert {line.split()[-1] for line in defined if line} == {"mm_cuda_backend"}
 
 
 def test_build_import_starts_no_gpu_and_no_thread() -> None:

@@ -43,16 +43,14 @@ class ScriptedLLM:
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
-    def generate(
-        self, prompts: list[dict[str, list[int]]], params: Any, use_tqdm: bool
-    ) -> list[Output]:
-        assert len(prompts) == 1 and not use_tqdm
-        self.prompts.append(prompts[0]["prompt_token_ids"])
+    def answer_ids(self, token_ids: list[int], params: Any, *, start: str) -> Output:
+        assert start in ("enabled", "disabled", "adaptive")
+        self.prompts.append(token_ids)
         text = self.answers.pop(0)
         ids = self.tokenizer.encode(text)
         if text.endswith("..."):
-            return [Output([Completion(ids, "length")])]
-        return [Output([Completion([*ids, self.tokenizer.token_id("[e~[")])])]
+            return Output([Completion(ids, "length")])
+        return Output([Completion([*ids, self.tokenizer.token_id("[e~[")])])
 
 
 def call(name: str, **arguments: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from api_models import BACKEND, GOLDEN, IDS_MODEL, ids_llm
 
 import minimax_m31
-from minimax_m31 import SamplingParams
+from minimax_m31 import LLM, SamplingParams, demo
 from minimax_m31.__main__ import main
 from minimax_m31.opening import NANO
 
@@ -77,7 +79,63 @@ def test_demo_by_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert "640 of 700 ids came from the cache" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not (NANO / "config.json").exists(), reason="this build has no nano checkpoint")
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+needs_nano = pytest.mark.skipif(
+    not (NANO / "config.json").exists(), reason="this build has no nano checkpoint"
+)
+
+
+@needs_nano
 def test_demo_by_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--max-tokens", "48"]) == 0
-    assert "model: 42" in capsys.readouterr().out
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    assert "\033" not in shown  # piped: words only
+    on, _, off = shown.partition("Two efforts")[0].partition("thinking='disabled'")
+    assert "thinks  47*36" in on and "1692  right" in on
+    assert "thinks" not in off and "says" in off
+    assert shown.index("reasoning_effort='low'") < shown.index("reasoning_effort='max'")
+    for part in (
+        'calls  get_weather {"city": "Lisbon"}',
+        'calls  get_weather {"city": "Oslo"}',
+        'tool  {"sky": "cloudy", "temperature": 11}',
+        "7042  right",
+        "tokens were in the cache",
+    ):
+        assert part in shown, part
+    blocks = re.search(r"attention read ([\d,]+) of ([\d,]+) held", shown)
+    assert blocks is not None
+    read, held = (int(n.replace(",", "")) for n in blocks.groups())
+    assert 0 < read < held
+
+
+@needs_nano
+def test_demo_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    with LLM("nano", max_model_len=1024, max_num_seqs=8, backend=BACKEND) as llm:
+        demo.show_chat(llm, 300, 0.1, stream)
+    shown = stream.getvalue()
+    assert "\033[1mThinking\033[0m \033[1mon\033[0m" in shown
+    plain = re.sub(r"\033\[\d+m", "", shown)
+    assert max(map(len, plain.splitlines())) <= 60
+    assert "left out: --max-model-len is too short for it" in plain
+
+
+def test_screen_wraps_words() -> None:
+    stream = Terminal()
+    screen = demo.Screen(stream)
+    screen.width, screen.colour = 40, False
+    screen.label("says")
+    for piece in ("one two three four ", "five six sev", "en eight nine\nten"):
+        screen.write(piece)
+    screen.line()
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= 40 for line in lines) and lines[-1] == " " * 9 + "ten"
+    assert " ".join("".join(lines).split()).startswith("says one two three four five six")

@@ -17,9 +17,12 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 MOST_LINES = 60
 
 
-def run_example(name: str) -> str:
+def run_example(name: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=300
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -54,6 +57,48 @@ def test_tools_example() -> None:
         "tool",
         "assistant",
     ]
+
+
+def test_batch_example_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    path = tmp_path / "answers.jsonl"
+    out = run_example("05_batch.py", str(path))
+    assert "0 done, 30 left" in out
+    lines = path.read_text().splitlines()
+    assert len(lines) == 30 and int(re.findall(r"(\d+) right", out)[0]) >= 25
+    path.write_text("\n".join(lines[:12]) + "\n" + lines[12][:9])  # interrupted in a line
+    out = run_example("05_batch.py", str(path))
+    assert "12 done, 18 left" in out and "30 answers" in out
+    assert sorted(path.read_text().splitlines()) == sorted(lines)
+
+
+def test_evaluate_example() -> None:
+    out = run_example("06_evaluate.py")
+    assert re.search(r"^log p\('42'\) = -0\.\d+  <- greedy$", out, re.MULTILINE), out
+    assert out.count("<- greedy") == 1
+    assert re.search(r"^lm-eval: (exact match 1\.0|not installed: pip install .+)$", out, re.M), out
+
+
+def test_rollouts_example() -> None:
+    out = run_example("07_rollouts.py")
+    steps = re.findall(r"^step (\d): reward ([+-][\d.]+), .* ([\d.e+-]+)$", out, re.MULTILINE)
+    assert [step for step, _, _ in steps] == ["0", "1"], out
+    for _, reward, ratio in steps:
+        assert float(reward) > 0 and float(ratio) < 1e-4  # the trainer's log p is the sampler's
+
+
+def test_long_context_example(tmp_path: Path) -> None:
+    out = run_example("08_long_context.py")
+    for line in ("silver rocket: 7042", "golden statue: 3318", "old clock: 9205"):
+        assert line in out
+    read, cached = map(int, re.findall(r"prompt tokens (\d+), from the cache (\d+)", out)[0])
+    assert cached > read // 2  # two of three questions found the text in the cache
+    blocks, experts = out.split("blocks of 128")[1].split("tokens of each expert")
+    pictures = [re.findall(r"layer .\d \|(.*)\|", part) for part in (blocks, experts)]
+    assert [len(picture) for picture in pictures] == [8, 7]
+    for row in pictures[0]:  # sparse: not every block is read, the last one always is
+        assert " " in row and row[-1] != " "
+    assert {len(row) for row in pictures[1]} == {16}
 
 
 def test_stream_notebook() -> None:

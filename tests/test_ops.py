@@ -29,14 +29,51 @@ def squared_error_limit(case: Case, bound: Limit, size: int) -> float:
     """With bf16 activations two right computations differ where a sum lies at a rounding border, in
     few elements and by one step there. A missing or an additional rounding costs 6e-7 and more."""
     coded = {"fp8", "nvfp4"} & {case.fmt, case.index}
-    return 1e-7 + 3e-5 / size if bound is BF16 and case.act == "bf16" and not coded else bound.nmse
+    return 2e-7 + 3e-5 / size if bound is BF16 and case.act == "bf16" and not coded else bound.nmse
 
 
 def compute(case: Case, backend: str) -> Outputs:
+    case = case.on(backend)
     with Machine(backend, case.s) as m:
         prepared = case.prepare(m)
         prepared.run()
         return prepared.read()
+
+
+# Choices of a device may differ from ref's where two candidates are nearer to each other than the
+# inputs of the choice are known: its sums have another order (scores: 1e-5 of the largest), and the
+# router reads h, whose elements may have been rounded to the other side (logits: 2^-8 of h each).
+NEAR_SCORE, NEAR_ROUTER = 1e-5, 4e-3
+
+
+def drop_near_ties(case: Case, got: Outputs, want: Outputs) -> None:
+    """Rows of a device whose choice differs from ref's by candidates that nearly tie are left out
+    of both; any other difference fails. At most one row in 20 may be such a row."""
+    rows: set[int] = set()
+    if case.op == "attn_sparse":
+        i, s = attention_inputs(case), case.s
+        for g, t in np.argwhere((got["blocks"] != want["blocks"]).any(-1)):
+            a, b = set(got["blocks"][g, t].tolist()), set(want["blocks"][g, t].tolist())
+            assert len(got["blocks"][g, t]) == len(b - {-1}) == len(a - {-1}), (g, t)
+            score = R.index_scores(s, i["step"], i["ik"], i["iq"], t, g)
+            gap = max(score[x] for x in b - a) - min(score[x] for x in a - b)
+            assert gap <= NEAR_SCORE * float(np.abs(score).max()), (g, t, gap)
+            rows.add(int(t))
+    elif case.op == "attn_out" and "experts" in want and "force" not in case.flags:
+        i = attn_out_inputs(case)
+        p = 1 / (1 + np.exp(-(want["h"].astype(np.float64) @ i["gate"].astype(np.float64).T)))
+        p = p + (0 if "no_bias" in case.flags else i["bias"])
+        for t in np.unique(np.argwhere(got["experts"] != want["experts"])[:, 0]):
+            a, b = set(got["experts"][t].tolist()), set(want["experts"][t].tolist())
+            assert len(a) == len(b) == want["experts"].shape[1], t
+            gap = max(p[t, e] for e in b - a) - min(p[t, e] for e in a - b)
+            assert gap <= NEAR_ROUTER, (t, gap)
+            rows.add(int(t))
+    assert 20 * len(rows) <= case.n_row, f"{len(rows)} rows of {case.n_row} chose otherwise"
+    keep = np.array([t for t in range(case.n_row) if t not in rows], int)
+    for name in {"blocks", "o", "experts", "weights"} & want.keys() if rows else set():
+        at = (slice(None), keep) if name == "blocks" else (keep,)
+        got[name], want[name] = got[name][at], want[name][at]
 
 
 def compare(case: Case, got: Outputs, want: Outputs) -> None:
@@ -71,9 +108,12 @@ def compare(case: Case, got: Outputs, want: Outputs) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_op_matches_reference(case: Case, backend: str) -> None:
+    case = case.on(backend)
     got = compute(case, backend)
     want = case.want() if backend == "ref" else compute(case, "ref")
     want = {k: v for k, v in want.items() if not k.endswith(("_data", "_scale"))}  # codes: below
+    if backend == "cuda":
+        drop_near_ties(case, got, want)
     compare(case, got, want)
 
 
@@ -84,7 +124,7 @@ def test_op_matches_reference(case: Case, backend: str) -> None:
 @pytest.mark.parametrize("fmt", ["bf16", "fp8", "nvfp4"])
 def test_attn_in_stores_the_codes_of_what_it_computed(fmt: str, backend: str) -> None:
     """The same keys, kept as f32 and in a format: the codes are those of the definition."""
-    plain = next(c for c in ATTN_IN if c.id == "f32")
+    plain = next(c for c in ATTN_IN if c.id == "f32").on(backend)
     stored = dataclasses.replace(plain, fmt=fmt, index=fmt)
     exact, coded = compute(plain, backend), compute(stored, backend)
     for name in ("k", "v", "ik"):
@@ -122,9 +162,12 @@ def test_cache_rows_are_the_formats_bit_for_bit(fmt: str) -> None:
     ids=str,
 )
 def test_op_row_does_not_depend_on_other_rows(case: Case, backend: str) -> None:
-    """A step with half of each sequence's rows gives bitwise what the whole step gives for them."""
-    whole, half = compute(case, backend), compute(dataclasses.replace(case, half=True), backend)
-    keep = case.keep()
+    """A step with half of each sequence's rows gives bitwise what the whole step gives for them. A
+    device promises that for more than 64 rows, and for prompts, in its batch-invariant mode."""
+    if backend == "cuda" and (case.n_row > 64 or max(n for _, n in case.rows) > 8):
+        case = dataclasses.replace(case, sizes={**case.sizes, "invariant": 1})
+    part = dataclasses.replace(case, half=True)
+    whole, half, keep = compute(case, backend), compute(part, backend), part.keep()
     for name, b in half.items():
         if name.endswith(("_cache", "_data", "_scale")) or name == "n_read":
             continue
@@ -135,12 +178,13 @@ def test_op_row_does_not_depend_on_other_rows(case: Case, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_attn_sparse_nan_score_gives_nan(backend: str) -> None:
     """A NaN among the index keys ends the rows that score its block, and no others."""
-    case = next(c for c in CASES if str(c) == "attn_sparse-mixed_f32_f32")
+    case = next(c for c in CASES if str(c) == "attn_sparse-mixed_f32_f32").on(backend)
     inputs = attention_inputs(case)
-    step = inputs["step"]
-    inputs["ik"].data.view(np.float32)[step.pages[2][1], 0, 7, 3] = (
-        np.nan
-    )  # position 135 of sequence 2
+    step, ik = inputs["step"], inputs["ik"]
+    key = ik.data[step.pages[2][1], 0, 7]  # position 135 of sequence 2
+    key.view(np.float32 if ik.format == "f32" else np.uint16)[3] = (
+        np.nan if ik.format == "f32" else 0x7FFF
+    )
     with Machine(backend, case.s) as m:
         cache, seq = m.layer_cache(inputs["k"], inputs["v"], inputs["ik"]), m.step(step)
         o = m.new_act(*inputs["q"].shape)
@@ -161,7 +205,7 @@ def test_attn_sparse_nan_score_gives_nan(backend: str) -> None:
 @pytest.mark.parametrize("where", ["row", "router"])
 def test_attn_out_nan_logit_gives_first_experts_and_nan_weights(where: str, backend: str) -> None:
     """One NaN logit is enough, chosen or not."""
-    case = next(c for c in CASES if str(c) == "attn_out-f32")
+    case = next(c for c in CASES if str(c) == "attn_out-f32").on(backend)
     inputs = attn_out_inputs(case)
     n, k = case.n_row, case.s["n_expert_used"]
     if where == "row":
@@ -173,7 +217,7 @@ def test_attn_out_nan_logit_gives_first_experts_and_nan_weights(where: str, back
         m.run(
             "attn_out",
             m.step(inputs["step"]),
-            wo=m.weight(inputs["wo"]),
+            wo=m.matrix(inputs["wo"]),
             o=m.put_act(inputs["o"]),
             x=m.put_act(inputs["x"]),
             norm_w=m.put(inputs["norm_w"]),
@@ -192,7 +236,7 @@ def test_attn_out_nan_logit_gives_first_experts_and_nan_weights(where: str, back
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mlp_does_not_lose_a_nan(backend: str) -> None:
     """The clamps of the SwiGLU must pass a NaN of a weight on."""
-    case = next(c for c in CASES if str(c) == "mlp-f32")
+    case = next(c for c in CASES if str(c) == "mlp-f32").on(backend)
     inputs = mlp_inputs(case)
     inputs["gate"].data.view(np.float32)[5, 3] = np.nan
     with Machine(backend, case.s) as m:
@@ -204,7 +248,8 @@ def test_mlp_does_not_lose_a_nan(backend: str) -> None:
             x=m.put_act(inputs["x"]),
             h_out=h_out,
             norm_w=m.put(inputs["norm_w"]),
-            **{k: m.weight(inputs[k]) for k in ("gate", "up", "down")},
+            down=m.matrix(inputs["down"]),
+            **m.joined("GATE_UP", "gate_up", {k: inputs[k] for k in ("gate", "up")}),
         )
         assert np.isnan(m.get_act(h_out)).all()
 
@@ -212,10 +257,13 @@ def test_mlp_does_not_lose_a_nan(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fmt", ["f32", "bf16", "fp8", "nvfp4"])
 def test_copy_pages_copies_a_prefix_of_every_plane(fmt: str, backend: str) -> None:
+    if backend == "cuda" and fmt == "f32":
+        pytest.skip("cuda has no f32 caches")
     rng = np.random.default_rng(3)
     sizes = shape(act="bf16", kv_format=fmt, index_format=fmt)
+    dim = 128 if backend == "cuda" else 32
     with Machine(backend, sizes) as m:
-        planes = [[make_plane(rng, fmt, 6, g, 32) for g in (2, 2, 1)] for _ in range(2)]
+        planes = [[make_plane(rng, fmt, 6, g, dim) for g in (2, 2, 1)] for _ in range(2)]
         caches = [
             m.layer_cache(planes[0][0], planes[0][1], planes[0][2]),
             m.layer_cache(*planes[1][:2]),

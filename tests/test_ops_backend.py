@@ -34,11 +34,13 @@ def test_backend_list_names_all_with_a_reason() -> None:
     assert all(text for _, text in lines.values())
 
 
-def run_python(code: str, **env: str) -> str:
+def run_python(code: str, **env: str | None) -> str:
+    """Output of a program in this environment with some variables changed (None: unset)."""
     paths = os.pathsep.join(p for p in sys.path if p)
+    changed: dict[str, str | None] = {**os.environ, "PYTHONPATH": paths, **env}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": paths, **env},
+        env={k: v for k, v in changed.items() if v is not None},
         capture_output=True,
         text=True,
     )
@@ -80,7 +82,7 @@ def test_missing_cuda_library_says_how_to_build_it(tmp_path: Path) -> None:
     """A copy of the extension alone in a folder has no library beside it."""
     copy = tmp_path / "_testing.so"
     copy.write_bytes(Path(_testing.__file__).read_bytes())
-    text = run_python(OPEN_CUDA.format(path=str(copy), name="cuda"))
+    text = run_python(OPEN_CUDA.format(path=str(copy), name="cuda"), MM_CUDA_SO=None)
     assert (
         "no CUDA library was built" in text
         and "MM_CUDA=1 pip install" in text

@@ -46,10 +46,9 @@ class Blob:
 class Started:
     """The views of a begun step."""
 
-    def __init__(self, m: Machine, blob: bytes, slots: Slots) -> None:
+    def __init__(self, m: Machine, blob: bytes, slots: Slots, pad_seqs: int = 0) -> None:
         self.m, plan = m, make("mm_batch")
         ctypes.memmove(ctypes.addressof(plan), blob, ctypes.sizeof(plan))
-        self.n_seq, self.n_row, self.n_out = plan.n_seq, plan.n_row, plan.n_out
         s = m.sizes
         rows, seqs = s["max_rows"], s["max_seqs"]
         self.seq_arrays = {
@@ -66,7 +65,9 @@ class Started:
         self.seq = m.struct("mm_seq_view", slots=slots.struct, **self.seq_arrays)
         self.out = m.struct("mm_out_view", **self.out_arrays)
         self.blob: Buffer = m.put(np.frombuffer(blob, np.uint8))
-        m.run("begin", plan=plan, blob=self.blob, slots=slots.struct, seq=self.seq, out=self.out)
+        views = dict(seq=self.seq, out=self.out)
+        m.run("begin", plan=plan, blob=self.blob, slots=slots.struct, pad_seqs=pad_seqs, **views)
+        self.n_seq, self.n_row, self.n_out = self.seq.n_seq, self.seq.n_row, self.out.n_out
 
     def seq_of(self, name: str) -> list[int]:
         n = {"row_start": self.n_seq + 1, "slot": self.n_seq}.get(name, self.n_row)
@@ -258,18 +259,88 @@ def test_begin_expands_rows_and_outputs(backend: str) -> None:
         assert x.out_of("entry")[0] == 2**33 and x.out_of("list")[0] == score["list"]
         assert slots.get("n_ctx").tolist() == [0, 150, 0, 129]
         # embeddings of the same rows: -1 and -1 - i are the slot's tokens
-        table = np.arange(100, dtype=np.float32)[:, None] * np.ones(64, np.float32)
+        d = m.sizes["d_model"]
+        table = np.arange(100, dtype=np.float32)[:, None] * np.ones(d, np.float32)
         weight = m.struct(
             "mm_weight",
             format=CONSTANTS["MM_WEIGHT_F32"],
             n_out=100,
-            n_in=64,
+            n_in=d,
             data=m.put(table),
-            data_stride=256,
+            data_stride=4 * d,
         )
-        rows, h = m.new_act(7, 64), m.new_act(7, 64)
-        m.run("embed", x.seq, embed=weight, norm_w=m.put(np.zeros(64, np.float32)), x=rows, h=h)
-        assert m.get(rows)[:, 0].tolist() == [10, 11, 12, 40, 41, 42, 60]
+        rows, h = m.new_act(7, d), m.new_act(7, d)
+        m.run("embed", x.seq, embed=weight, norm_w=m.put(np.zeros(d, np.float32)), x=rows, h=h)
+        assert m.get_act(rows)[:, 0].tolist() == [10, 11, 12, 40, 41, 42, 60]
+
+
+def decode_step(n_rows: list[int], n_out: int, **header: Any) -> bytes:
+    """Sequence i in slot i at position 100 * (i + 1); outputs are the last rows of the first
+    n_out sequences."""
+    b, end = Blob(), np.cumsum(n_rows).tolist()
+    for name in ("slot", "page", "mask"):
+        b.structs(f"mm_batch_{name}", [])
+    pos = [100 * (i + 1) for i in range(len(n_rows))]
+    seqs = [
+        dict(slot=i, row_start=end[i] - n, n_row=n, pos=pos[i], n_ctx_after=pos[i] + n)
+        for i, n in enumerate(n_rows)
+    ]
+    b.structs("mm_batch_seq", seqs)
+    rows = [
+        dict(row=end[i] - 1, seq=i, kind=SAMPLE, token=5 + i, n_top=2, n_list=1, list=-1, entry=9)
+        for i in range(n_out)
+    ]
+    b.structs("mm_batch_out", rows)
+    usual = dict(n_row=end[-1], token=b.add(range(20, 20 + end[-1])), max_pos=777, is_decode=1)
+    b.header |= usual | header
+    return b.finish()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_begin_pads_a_decode_step_where_graphs_are(backend: str) -> None:
+    with Machine(backend, shape(n_vocab=100)) as m:
+        slots = empty_slots(m, 5)
+        if backend != "cuda":
+            with pytest.raises(RuntimeError, match="pad_seqs is 4.*must be 0"):
+                Started(m, decode_step([2, 2], 2), slots, pad_seqs=4)
+            return
+        x = Started(m, decode_step([2, 2], 2), slots, pad_seqs=4)
+        assert (x.n_seq, x.n_row, x.n_out) == (4, 8, 4)
+        assert (x.seq.max_pos, x.seq.is_decode) == (777, True)
+        assert x.seq_of("row_start") == [0, 2, 4, 6, 8] and x.seq_of("slot") == [0, 1, 4, 4]
+        assert x.seq_of("row_seq") == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert x.seq_of("pos") == [100, 101, 200, 201, 0, 1, 0, 1]
+        assert x.seq_of("token") == [20, 21, 22, 23, 0, 0, 0, 0]
+        assert x.out_of("row") == [1, 3, 5, 7] and x.out_of("row_slot") == [0, 1, 4, 4]
+        assert x.out_of("kind") == [SAMPLE] * 4 and x.out_of("lane") == [0] * 4
+        assert x.out_of("token") == [5, 6, -1, -1] and x.out_of("row_token") == [21, 23, 0, 0]
+        assert x.out_of("n_top") == [2, 2, -1, -1] and x.out_of("n_list") == [1, 1, 0, 0]
+        assert slots.get("n_ctx").tolist() == [102, 202, 0, 0, 0]
+        # nothing to fill up, and outputs that are not one for each sequence
+        assert Started(m, decode_step([1, 1, 1], 3), slots, pad_seqs=3).n_seq == 3
+        y = Started(m, decode_step([1, 1, 1], 2), slots, pad_seqs=8)
+        assert (y.n_seq, y.n_row, y.n_out) == (8, 8, 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("n_rows", "pad", "header", "text"),
+    [
+        ([1, 1, 1], 2, {}, "pad_seqs is 2.*3 .sequences of the step"),
+        ([1], 9, {}, "pad_seqs is 9.*8 .max_seqs"),
+        ([1, 2], 4, {}, "2 sequences and 3 rows cannot be padded to 4"),
+        ([1, 1], 4, {"is_decode": 0}, "with prompt rows cannot be padded"),
+        ([8, 8], 8, {}, "pad_seqs 8 makes 64 rows; max_rows is 40"),
+    ],
+)
+def test_begin_refuses_padding_that_makes_no_graph(
+    n_rows: list[int], pad: int, header: dict[str, Any], text: str, backend: str
+) -> None:
+    text = text if backend == "cuda" else f"pad_seqs is {pad}.*must be 0"
+    with Machine(backend, shape(n_vocab=100, max_rows=40)) as m:
+        slots = empty_slots(m, 9)
+        with pytest.raises(RuntimeError, match=text):
+            Started(m, decode_step(n_rows, 1, **header), slots, pad_seqs=pad)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -127,8 +127,8 @@ def test_logprobs_values_and_ranks(mode: str, temperature: float, backend: str) 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_logprobs_of_all_ids_and_of_none(backend: str) -> None:
-    v = 33
+@pytest.mark.parametrize("v", [33, 5003])
+def test_logprobs_of_all_ids_and_of_none(v: int, backend: str) -> None:
     logits = np.random.default_rng(1).normal(size=(3, v)).astype(np.float32)
     with Machine(backend, shape(n_vocab=v)) as m:
         slots = m.slots(3, params=params_rows([{}] * 3))
@@ -153,6 +153,45 @@ def test_logprobs_of_all_ids_and_of_none(backend: str) -> None:
     assert got_rank[1 : v + 1].tolist() == list(range(1, v + 1))
     assert got[[0, v + 1, v + 2]].tolist() == [5, 7, -7] and got_rank[v + 1] == ranks(logits[2])[7]
     close(got_value[[0, v + 1]], np.array([log_softmax(logits[0])[5], log_softmax(logits[2])[7]]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_kept", [1, 3, 12])
+@pytest.mark.parametrize("n_vocab", [40, 9001])
+def test_logprobs_of_filtered_rows_go_on_with_the_lowest_ids(
+    n_vocab: int, n_kept: int, backend: str
+) -> None:
+    """Fewer ids stay than are asked for: the filtered ones follow in id order, at -inf."""
+    rng, n_top = np.random.default_rng(n_kept), 12
+    work = np.full((1, n_vocab), -np.inf, np.float32)
+    ids = rng.choice(n_vocab, n_kept, replace=False)
+    ids[0] = 2
+    work[0, ids] = np.round(rng.normal(size=n_kept) * 2)
+    token = int(ids[-1])
+    with Machine(backend, shape(n_vocab=n_vocab)) as m:
+        slots = m.slots(1, params=params_rows([{}]))
+        out = out_view(m, 1, mode=MODES["LOGPROB_PROCESSED"], n_top=n_top, entry=0)
+        ids_out, rank = (m.put(np.full(1 + n_top, -7, np.int32)) for _ in range(2))
+        value = m.put(np.zeros(1 + n_top, np.float32))
+        m.run(
+            "logprobs",
+            logits=m.put(np.zeros((1, n_vocab), np.float32)),
+            work=m.put(work),
+            slots=slots.struct,
+            out=out,
+            first=0,
+            n=1,
+            token=m.put(np.array([token], np.int32)),
+            flag=m.put(np.zeros(1, np.uint8)),
+            out_id=ids_out,
+            out_rank=rank,
+            out_value=value,
+        )
+        got, got_rank, got_value = m.get(ids_out), m.get(rank), m.get(value)
+    best = np.argsort(-work[0].astype(np.float64), kind="stable")[:n_top]
+    assert got.tolist() == [token, *best.tolist()]
+    assert got_rank.tolist() == [ranks(work[0])[token], *range(1, n_top + 1)]
+    close(got_value, log_softmax(work[0])[got])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -45,6 +45,8 @@ static const env_entry table[] = {
      "1: synchronise after each op, so that an error names its op"},
     {"MM_CHECK", ENV_INT, 0, 1, NULL, FIELD(check),
      "1: run the reference beside every op, report the first that differs"},
+    {"MM_PROFILE", ENV_INT, 0, 2, NULL, FIELD(profile),
+     "1: time every op (no captured graphs), 2: time steps; the engine logs tables when it closes"},
     {"MM_PROBE", ENV_TEXT, 0, 0, NULL, FIELD(probe),
      "name[,layer]: log statistics of a named intermediate"},
     {"MM_DUMP", ENV_TEXT, 0, 0, NULL, FIELD(dump),

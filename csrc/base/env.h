@@ -17,8 +17,9 @@ typedef struct mm_env {
     int graph;           /* MM_GRAPH=0: no captured graphs */
     int sync;            /* MM_SYNC=1: synchronise after each op, so that an error names its op */
     int check;           /* MM_CHECK=1: run ref beside every op, report the first that differs */
-    const char *probe;   /* MM_PROBE=name[,layer]: log statistics of a named intermediate */
-    const char *dump;    /* MM_DUMP=dir: write probes as .npy */
+    int profile;       /* MM_PROFILE=1: time every op; 2: whole steps; tables are logged at close */
+    const char *probe; /* MM_PROBE=name[,layer]: log statistics of a named intermediate */
+    const char *dump;  /* MM_DUMP=dir: write probes as .npy */
 } mm_env;
 
 const mm_env *mm_env_get(void);

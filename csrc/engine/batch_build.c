@@ -78,7 +78,7 @@ static void fill_outputs(const mm_plan_item *item, int32_t i_seq, int32_t row_st
                               .seq = i_seq,
                               .kind = MM_OUT_SCORE,
                               .token = r->token[pos + 1],
-                              .mode = MM_LOGPROB_RAW,
+                              .mode = r->p.prompt_logprob_mode,
                               .n_top = r->p.n_prompt_logprob,
                               .n_list = n_list,
                               .list = list,

@@ -212,4 +212,7 @@ void mm_scheduler_commit(mm_scheduler *s, const mm_step_result *res)
     s->stats.n_block_held += res->n_block_held;
     s->stats.t_step_last = res->t_end - res->t_begin;
     s->stats.t_step_total += s->stats.t_step_last;
+    mm_step_times_add(&s->times, s->stats.t_step_last);
+    s->stats.t_host_total += res->t_launched - res->t_begin;
+    mm_scheduler_fit_steps(s, plan->n_row, s->stats.t_step_last);
 }

@@ -36,6 +36,7 @@ static void publish(mm_engine *e)
         r = next;
     }
     q->stats = s->stats;
+    q->times = s->times;
     q->stats.n_waiting = s->n_heap + s->n_blocked;
     q->stats.n_running = s->n_running + s->n_leaving;
     q->stats.n_page = s->pool.n_page - 1;
@@ -63,19 +64,33 @@ static void obey(mm_engine *e, mm_request *r, uint32_t pending)
         mm_scheduler_abort(s, r);
 }
 
+/* Tells whoever paused the engine that what they wait for has come. */
+static void settle(mm_engine *e)
+{
+    mm_queue *q = &e->queue;
+    const mm_scheduler *s = &e->scheduler;
+    const bool is_still = s->n_in_flight == 0;
+    const bool is_empty = s->n_heap + s->n_blocked + s->n_running + s->n_leaving == 0;
+    if (q->pause == MM_PAUSE_NONE || q->is_settled || !is_still ||
+        (q->pause == MM_PAUSE_DRAIN && !is_empty))
+        return;
+    q->is_settled = true;
+    pthread_cond_broadcast(&q->reply);
+}
+
 /* Everything that came in, in order: submissions before commands, which may be about them. Sleeps
  * first when asked to and there is nothing. */
-static bool take_in(mm_engine *e, bool may_sleep)
+static bool take_in(mm_engine *e, bool may_sleep, bool *out_is_frozen)
 {
     mm_queue *q = &e->queue;
     mm_scheduler *s = &e->scheduler;
     pthread_mutex_lock(&q->lock);
-    while (may_sleep && !q->is_stopping && q->inbox_first == NULL && q->pending == NULL &&
-           q->n_reset_wanted == q->n_reset_done)
+    settle(e);
+    const mm_pause before = q->pause;
+    while (may_sleep && !q->is_stopping && q->pause == before && !mm_queue_has_inbox(q) &&
+           q->pending == NULL && q->n_reset_wanted == q->n_reset_done)
         pthread_cond_wait(&q->work, &q->lock);
-    mm_request *r = q->inbox_first;
-    q->inbox_first = q->inbox_last = NULL;
-    q->n_inbox = 0;
+    mm_request *r = mm_queue_take_inbox(q);
     while (r != NULL) {
         mm_request *next = r->inbox_next;
         r->inbox_next = NULL;
@@ -92,10 +107,13 @@ static bool take_in(mm_engine *e, bool may_sleep)
     }
     if (q->n_reset_done != q->n_reset_wanted) {
         mm_kv_pool_reset_cache(&s->pool);
+        q->stats.n_page_free = s->pool.n_free; /* who asked for it may look at once */
+        q->stats.n_page_cached = s->pool.n_cached;
         q->n_reset_done = q->n_reset_wanted;
         pthread_cond_broadcast(&q->reply);
     }
     const bool stop = q->is_stopping;
+    *out_is_frozen = q->pause == MM_PAUSE_FREEZE;
     pthread_mutex_unlock(&q->lock);
     return !stop;
 }
@@ -104,11 +122,15 @@ static bool take_in(mm_engine *e, bool may_sleep)
 
 static bool start_step(mm_engine *e)
 {
-    const mm_plan *plan = mm_scheduler_plan(&e->scheduler);
+    mm_scheduler *s = &e->scheduler;
+    const double began = mm_now();
+    const mm_plan *plan = mm_scheduler_plan(s);
     if (plan == NULL)
         return false;
-    void *blob = mm_ranks_blob(e->ranks);
-    mm_ranks_launch(e->ranks, mm_batch_build(plan, blob, mm_batch_max_bytes(&e->scheduler.lim)));
+    const mm_batch *batch =
+        mm_batch_build(plan, mm_ranks_blob(e->ranks), mm_batch_max_bytes(&s->lim));
+    s->stats.t_host_total += mm_now() - began; /* the rank adds its part */
+    mm_ranks_launch(e->ranks, batch);
     return true;
 }
 
@@ -116,7 +138,9 @@ static mm_status finish_step(mm_engine *e)
 {
     const mm_step_result *result = NULL;
     MM_TRY(mm_ranks_collect(e->ranks, &result));
+    const double began = mm_now();
     mm_scheduler_commit(&e->scheduler, result);
+    e->scheduler.stats.t_host_total += mm_now() - began;
     return MM_OK;
 }
 
@@ -126,13 +150,14 @@ static void die(mm_engine *e, mm_status st)
 {
     mm_queue *q = &e->queue;
     mm_error cause;
+    bool is_frozen;
     mm_error_take(&cause, st);
     mm_log(MM_LOG_ERROR, "the engine failed: %s", cause.text);
     pthread_mutex_lock(&q->lock);
     q->cause = cause;
     q->is_dead = true;
     pthread_mutex_unlock(&q->lock);
-    (void)take_in(e, false); /* what was submitted before the flag */
+    (void)take_in(e, false, &is_frozen); /* what was submitted before the flag */
     mm_scheduler_end_all(&e->scheduler, &cause);
     publish(e);
     pthread_mutex_lock(&q->lock);
@@ -140,7 +165,7 @@ static void die(mm_engine *e, mm_status st)
     for (mm_waiter *w = q->waiter; w != NULL; w = w->next)
         pthread_cond_broadcast(&w->news);
     pthread_mutex_unlock(&q->lock);
-    while (take_in(e, true)) { /* releases, resets; nothing can be submitted */
+    while (take_in(e, true, &is_frozen)) { /* releases, resets; nothing can be submitted */
         mm_scheduler_end_all(&e->scheduler, &cause);
         publish(e);
     }
@@ -150,9 +175,9 @@ void *mm_coordinator_main(void *engine)
 {
     mm_engine *e = engine;
     mm_scheduler *s = &e->scheduler;
-    bool may_sleep = true;
-    while (take_in(e, may_sleep)) {
-        const bool has_started = start_step(e);
+    bool may_sleep = true, is_frozen = false;
+    while (take_in(e, may_sleep, &is_frozen)) {
+        const bool has_started = !is_frozen && start_step(e);
         may_sleep = !has_started && s->n_in_flight == 0; /* a commit makes a new plan possible */
         if (s->n_in_flight > 0 && (!has_started || s->n_in_flight > s->lim.run_ahead)) {
             const mm_status st = finish_step(e);

@@ -112,6 +112,35 @@ mm_status mm_engine_put_mask(mm_engine *e, uint64_t id, int32_t i_token, const u
     return st;
 }
 
+mm_status mm_engine_pause(mm_engine *e, mm_pause how, double timeout_s, int32_t *out_is_settled)
+{
+    MM_TRY(mm_engine_check_process(e));
+    const double until = mm_now() + timeout_s;
+    mm_queue *q = &e->queue;
+    *out_is_settled = 0;
+    if ((int32_t)how < 0 || how > MM_PAUSE_FREEZE || !(timeout_s >= 0))
+        return MM_FAIL(MM_E_INVALID, "mm_engine_pause: pause %d, timeout %g s do not exist",
+                       (int)how, timeout_s);
+    pthread_mutex_lock(&q->lock);
+    mm_status st = mm_queue_check_alive(q);
+    if (st == MM_OK && q->pause != how) {
+        if (q->pause == MM_PAUSE_NONE)
+            q->pause_id = q->last_id;
+        q->pause = how;
+        q->is_settled = false;
+        pthread_cond_signal(&q->work);
+        pthread_cond_broadcast(&q->reply);
+    }
+    while (st == MM_OK && q->pause == how && how != MM_PAUSE_NONE && !q->is_settled &&
+           mm_now() < until) {
+        mm_cond_wait_until(&q->reply, &q->lock, until);
+        st = mm_queue_check_alive(q);
+    }
+    *out_is_settled = q->pause == MM_PAUSE_NONE || q->is_settled;
+    pthread_mutex_unlock(&q->lock);
+    return st;
+}
+
 mm_status mm_engine_reset_prefix_cache(mm_engine *e)
 {
     MM_TRY(mm_engine_check_process(e));

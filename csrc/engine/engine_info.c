@@ -17,6 +17,8 @@ mm_status mm_engine_get_stats(mm_engine *e, mm_engine_stats *out)
     pthread_mutex_lock(&e->queue.lock);
     *out = e->queue.stats;
     out->n_waiting += e->queue.n_inbox;
+    out->t_step_p50 = mm_step_times_quantile(&e->queue.times, 0.50);
+    out->t_step_p99 = mm_step_times_quantile(&e->queue.times, 0.99);
     pthread_mutex_unlock(&e->queue.lock);
     return MM_OK;
 }

@@ -6,6 +6,7 @@
 #include "csrc/base/log.h"
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/engine.h"
+#include "kernels/plan_backend.h"
 
 void mm_engine_options_init(mm_engine_options *o)
 {
@@ -82,6 +83,12 @@ static mm_status check_options(const mm_engine_options *o)
     if (o->max_logprobs < 0 || o->max_logprobs > o->config->n_vocab)
         BAD("max_logprobs", "max_logprobs is %d; it must be 0 to the vocabulary's size %d",
             o->max_logprobs, o->config->n_vocab);
+    if (o->dummy_context != 0 && o->load != MM_LOAD_DUMMY)
+        BAD("dummy_context", "dummy_context leaves prompts uncomputed: only with dummy weights");
+    for (int32_t i = 0; i < o->n_graph_size; i++)
+        if (o->graph_size[i] < 1)
+            BAD("cuda_graph_batch_sizes",
+                "a batch size of %d cannot be captured: it must be 1 or more", o->graph_size[i]);
     if (o->run_ahead < -1 || o->run_ahead > 1)
         BAD("run_ahead", "run_ahead is %d; it must be 0, 1 or -1", o->run_ahead);
     if (o->n_thread < 0)
@@ -143,6 +150,7 @@ static mm_status copy_options(mm_engine *e, const mm_engine_options *o)
 
 /* ---------------------------------------------------------------- sizes */
 
+#define HOST_STEP_S 0.4                 /* how long one may wait for an aborted prompt's step */
 #define LOGIT_BYTES ((int64_t)64 << 20) /* memory for the logits of one group of output rows */
 
 static mm_ranks_options size_steps(const mm_engine_options *o)
@@ -183,6 +191,7 @@ static void fill_limits(mm_engine *e, const mm_engine_options *o, const mm_ranks
     e->limits.max_entries = r->limits.max_entries;
     e->limits.has_priority = o->priority_policy != 0;
     e->limits.has_prefix_cache = o->enable_prefix_cache != 0;
+    e->limits.fakes_context = o->dummy_context != 0;
     e->limits.weight_version = 1;
     if (e->limits.max_len < o->max_model_len)
         mm_log(MM_LOG_WARNING,
@@ -261,6 +270,7 @@ static mm_status open_parts(mm_engine *e, const mm_engine_options *o)
     mm_ranks_options r = size_steps(o);
     MM_TRY(mm_ranks_open(&e->ranks, &r));
     r.limits.run_ahead = mm_ranks_run_ahead(e->ranks);
+    r.limits.step_s = mm_ranks_props(e->ranks)->is_host ? HOST_STEP_S : 0;
     fill_limits(e, o, &r);
     fill_info(e, o, &r);
     MM_TRY(mm_scheduler_open(&e->scheduler, &r.limits, &e->limits, mm_ranks_n_page(e->ranks)));
@@ -293,6 +303,22 @@ mm_status mm_engine_open(mm_engine **out, const mm_engine_options *opt)
     }
     *out = e;
     return MM_OK;
+}
+
+mm_status mm_engine_plan(const mm_engine_options *opt, int64_t memory_total, int64_t memory_free,
+                         mm_forecast *out)
+{
+    MM_TRY(check_options(opt));
+    const mm_backend_options bo = {.name = opt->backend,
+                                   .device = opt->device != NULL ? opt->device[0] : 0,
+                                   .n_thread = opt->n_thread};
+    mm_backend *be = NULL;
+    MM_TRY(memory_total > 0 ? mm_plan_backend(&be, memory_total, memory_free)
+                            : mm_backend_open(&be, &bo));
+    const mm_ranks_options r = size_steps(opt);
+    const mm_status st = mm_ranks_plan(&r, be, out);
+    mm_backend_close(be);
+    return st;
 }
 
 void mm_engine_unref_locked(mm_engine *e)

@@ -7,7 +7,30 @@
 /* Rows that can still be planned in this step. */
 static int32_t rows_left(const mm_scheduler *s, const mm_plan *plan)
 {
-    return s->lim.max_rows - plan->n_row;
+    return s->step_rows - plan->n_row;
+}
+
+/* A step cannot be interrupted, so a host's are kept short: an aborted prompt holds nobody up for
+ * long. Below this many rows a step is not much faster, because it reads most weights anyhow. */
+#define LEAST_STEP_ROWS 512
+
+int32_t mm_first_step_rows(const mm_scheduler_limits *lim)
+{
+    const int64_t least = mm_max_i64(LEAST_STEP_ROWS, lim->max_seqs);
+    return (int32_t)(lim->step_s > 0 ? mm_min_i64(lim->max_rows, least) : lim->max_rows);
+}
+
+void mm_scheduler_fit_steps(mm_scheduler *s, int32_t n_row, double seconds)
+{
+    if (s->lim.step_s <= 0)
+        return;
+    const int32_t least = mm_first_step_rows(&s->lim);
+    int64_t rows = s->step_rows;
+    if (seconds > s->lim.step_s && n_row > least)
+        rows = (int64_t)((double)n_row * s->lim.step_s / seconds);
+    else if (seconds < s->lim.step_s / 3 && n_row * 2 > rows)
+        rows *= 2;
+    s->step_rows = (int32_t)mm_max_i64(least, mm_min_i64(rows, s->lim.max_rows));
 }
 
 /* A spent budget forces the closing mark, and only a commit tells how much is spent: from this
@@ -203,6 +226,8 @@ static bool admit(mm_scheduler *s, mm_request *r)
     }
     mm_scheduler_run(s, r);
     r->n_planned = r->n_done = n_hit * MM_PAGE;
+    if (s->req->fakes_context && r->n_score == 0 && r->p.trace == NULL)
+        r->n_planned = r->n_done = r->n_prefill - 1;
     r->n_out_planned = r->out.n_token;
     r->n_score_planned = r->out.n_prompt_row;
     if (!r->was_admitted) {

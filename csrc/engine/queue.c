@@ -132,6 +132,36 @@ mm_status mm_queue_add(mm_queue *q, mm_waiter *w, mm_request *r)
     return MM_OK;
 }
 
+static bool is_held_back(const mm_queue *q, const mm_request *r)
+{
+    return q->pause != MM_PAUSE_NONE && r->id > q->pause_id && !q->is_stopping && !q->is_dead;
+}
+
+bool mm_queue_has_inbox(const mm_queue *q)
+{
+    return q->inbox_first != NULL && !is_held_back(q, q->inbox_first);
+}
+
+mm_request *mm_queue_take_inbox(mm_queue *q)
+{
+    mm_request *taken = NULL, **to = &taken, **from = &q->inbox_first;
+    q->inbox_last = NULL;
+    while (*from != NULL) {
+        mm_request *r = *from;
+        if (is_held_back(q, r) && (r->pending & MM_PENDING_ABORT) == 0) {
+            q->inbox_last = r;
+            from = &r->inbox_next;
+            continue;
+        }
+        *from = r->inbox_next;
+        r->inbox_next = NULL;
+        *to = r;
+        to = &r->inbox_next;
+        q->n_inbox--;
+    }
+    return taken;
+}
+
 void mm_queue_command(mm_queue *q, mm_request *r, uint32_t pending)
 {
     if (!r->is_held)

@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "csrc/engine/request.h"
+#include "csrc/engine/step_times.h"
 
 typedef struct mm_queue {
     pthread_mutex_t lock;
@@ -22,11 +23,15 @@ typedef struct mm_queue {
     int64_t n_inbox;
     mm_request *pending; /* requests with commands */
     uint64_t n_reset_wanted, n_reset_done;
+    mm_pause pause;
+    uint64_t pause_id; /* requests submitted after this one are held back by the pause */
+    bool is_settled;   /* what the pause waits for has come */
     mm_waiter *waiter; /* all open ones */
     bool is_stopping, is_closed, is_dead;
     bool is_over;          /* dead, and every request has been told */
     mm_error cause;        /* is_dead: the first failure */
     mm_engine_stats stats; /* as of the last commit */
+    mm_step_times times;   /* the same */
 } mm_queue;
 
 struct mm_waiter {
@@ -51,6 +56,11 @@ void mm_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, double when);
 /* All below: the lock is held. */
 mm_status mm_queue_add(mm_queue *q, mm_waiter *w, mm_request *r); /* gives the id */
 mm_request *mm_queue_find(const mm_queue *q, uint64_t id);
+/* Something in the inbox may be taken. A pause holds later requests back, unless there will be no
+ * other time for them. */
+bool mm_queue_has_inbox(const mm_queue *q);
+/* What may be taken, and what is to be aborted: linked by inbox_next, oldest first. */
+mm_request *mm_queue_take_inbox(mm_queue *q);
 void mm_queue_command(mm_queue *q, mm_request *r, uint32_t pending);
 /* The owner wants it no more. Returns the request when the caller must close it (after unlocking),
  * else NULL. */

@@ -4,9 +4,11 @@
 #include <stdio.h>
 
 #include "csrc/base/env.h"
+#include "csrc/engine/graph.h"
+#include "csrc/engine/memory.h"
 #include "csrc/engine/queue.h"
-#include "csrc/engine/rank_buffers.h"
-#include "csrc/engine/step.h"
+#include "csrc/engine/rank.h"
+#include "csrc/model/classes.h"
 
 typedef struct mm_rank {
     mm_ranks *all;
@@ -16,6 +18,12 @@ typedef struct mm_rank {
     mm_comm *comm;
     mm_model *model;
     mm_rank_buffers buf;
+    mm_stream *copies; /* device: batches travel on it */
+    mm_graphs graphs;
+    int32_t graph_size[MM_MAX_GRAPH_SIZES], n_graph_size;
+    int64_t n_page;
+    mm_forecast *plan; /* of mm_ranks_plan only */
+    bool is_planned;
     mm_engine_options engine; /* with our poll */
     /* lock */
     bool is_open, has_failed;
@@ -87,38 +95,118 @@ static mm_status open_comm(mm_rank *k)
     return k->backend->comm_open(k->backend, &k->comm, id, k->index, r->n_rank);
 }
 
-/* Pages of the pool, page 0 included. On a device without kv_bytes: what the fraction leaves after
- * the weights. */
-static mm_status count_pages(const mm_rank *k, int64_t *out)
+static int32_t run_ahead(const mm_rank *k)
+{
+    const int32_t asked = k->all->engine.run_ahead;
+    if (mm_env_get()->profile == 1) /* ops are timed one step at a time */
+        return 0;
+    return asked >= 0 ? asked : k->backend->props.is_host ? 0 : 1;
+}
+
+/* Diagnostics look at every op from the host, which a graph does not allow. */
+static bool has_graphs(const mm_rank *k)
+{
+    const mm_env *env = mm_env_get();
+    const bool looks = env->check || env->profile == 1 ||
+                       (env->probe != NULL && env->probe[0] != 0) ||
+                       (env->dump != NULL && env->dump[0] != 0);
+    return k->backend->props.has_graph && env->graph && !looks && !k->all->engine.enforce_eager;
+}
+
+/* The rank's own lines, `n` of them so far. */
+static int32_t own_memory(const mm_rank *k, mm_memory_line *line, int32_t n, int32_t cap)
+{
+    const char *kind = k->backend->props.is_host ? "host" : "device";
+    const int64_t blobs = k->all->opt.max_blob * (run_ahead(k) + 1);
+    const mm_memory_line own[] = {
+        {"sequence slots (sampling state)", kind, k->buf.slot_bytes},
+        {"logits", kind, k->buf.logit_bytes},
+        {"step buffers", kind, k->buf.step_bytes},
+        {"captured graphs (estimate)", kind,
+         mm_graphs_bytes(k->n_graph_size, k->all->engine.config->n_layer)},
+        {"batches and results", "host", blobs + k->buf.host_bytes},
+    };
+    for (size_t i = 0; i < MM_ARRAY_LEN(own) && n < cap; i++)
+        if (own[i].n_bytes > 0)
+            line[n++] = own[i];
+    return n;
+}
+
+/* Lines of all that is not pages, and what decides how many pages there are. */
+static mm_memory_need need_of(mm_rank *k, const mm_model *m, mm_memory_line *line, int32_t cap)
 {
     const mm_engine_options *o = &k->all->engine;
     const int32_t world = o->shard_world > 1 ? o->shard_world : o->n_rank;
-    const int64_t page =
-        mm_model_page_bytes(o->config, o->kv_format, o->index_format, k->index, world);
     const int64_t one = mm_ceil_div(o->max_model_len, MM_PAGE) + o->max_num_seqs;
-    const mm_backend_props *props = &k->backend->props;
-    int64_t bytes = o->kv_bytes;
-    if (bytes == 0 && !props->is_host) {
-        int64_t weights = 0;
-        for (int64_t i = 0; o->load == MM_LOAD_FILES && i < o->weights->n_entry; i++)
-            weights += o->weights->entry[i].n_bytes;
-        const double budget = o->memory_fraction * (double)props->memory_total;
-        const int64_t usable = mm_min_i64((int64_t)budget, props->memory_free - ((int64_t)1 << 30));
-        const int64_t step = 2 * ((int64_t)k->all->opt.max_logit_rows * o->config->n_vocab * 4) +
-                             3 * k->all->opt.max_blob;
-        bytes = usable - weights / world - step - ((int64_t)1 << 30);
-        bytes = mm_min_i64(bytes, (one + 1) * page * 64); /* more than 64 full sequences serve
-                                                             nobody */
-    }
-    const int64_t n = bytes > 0 ? bytes / page : one + 1;
-    if (n < 2 || (o->kv_bytes == 0 && !props->is_host && bytes < 2 * page))
-        return MM_FAIL_PARAM(MM_E_CONFIG, "kv_bytes", -1,
-                             "%lld bytes are left for KV pages of %lld bytes; at least 2 pages are "
-                             "needed: give kv_bytes or raise "
-                             "memory_fraction",
-                             (long long)bytes, (long long)page);
-    *out = n;
+    MM_ASSERT(m->n_memory <= cap);
+    memcpy(line, m->memory, (size_t)m->n_memory * sizeof *line);
+    mm_rank_buffers_measure(&k->buf, &m->shape, &k->all->opt, run_ahead(k) + 1,
+                            k->backend->props.is_host);
+    if (has_graphs(k))
+        k->n_graph_size = mm_graph_sizes(k->graph_size, o->graph_size, o->n_graph_size,
+                                         o->max_num_seqs, o->max_batched_tokens);
+    int64_t rows = 0;
+    for (int32_t i = 0; i < m->n_memory; i++)
+        if (strcmp(m->memory[i].what, "activations") == 0)
+            rows = m->memory[i].n_bytes / m->shape.max_rows;
+    return (mm_memory_need){.line = line,
+                            .n_line = own_memory(k, line, m->n_memory, cap),
+                            .page_bytes = mm_model_page_bytes(o->config, o->kv_format,
+                                                              o->index_format, k->index, world),
+                            .most_pages = (one + 1) * 64,
+                            .row_bytes = rows};
+}
+
+/* Called by the model when its sizes are known and nothing is loaded. */
+static mm_status plan_memory(void *ctx, const mm_model *m, int64_t *n_page)
+{
+    mm_rank *k = ctx;
+    mm_memory_line line[MM_ARRAY_LEN(m->memory) + 8];
+    const mm_memory_need need = need_of(k, m, line, (int32_t)MM_ARRAY_LEN(line));
+    MM_TRY(mm_memory_plan(&k->all->engine, &k->backend->props, &need, n_page));
+    k->n_page = *n_page;
     return MM_OK;
+}
+
+/* The same, for mm_ranks_plan: what was found is written down, and opening ends here. */
+static mm_status foresee(void *ctx, const mm_model *m, int64_t *n_page)
+{
+    mm_rank *k = ctx;
+    mm_forecast *p = k->plan;
+    const mm_engine_options *o = &k->all->engine;
+    const mm_memory_need need = need_of(k, m, p->line, (int32_t)MM_ARRAY_LEN(p->line));
+    p->n_line = need.n_line;
+    p->page_bytes = need.page_bytes;
+    p->row_bytes = need.row_bytes;
+    for (int32_t i = 0; i < m->config.n_layer; i++)
+        if (m->layer[i].is_sparse)
+            p->index_page_bytes +=
+                MM_PAGE * (mm_cache_row_bytes(o->index_format, m->config.index_dim) +
+                           mm_cache_row_scale_bytes(o->index_format, m->config.index_dim));
+    mm_model_classes(m, p->weights);
+    *n_page = 0;
+    const mm_status st = mm_memory_plan(o, &k->backend->props, &need, n_page);
+    if (st != MM_OK) {
+        mm_error e;
+        mm_error_take(&e, st);
+        _Static_assert(sizeof p->param == sizeof e.param && sizeof p->problem == sizeof e.text,
+                       "the same texts");
+        memcpy(p->param, e.param, sizeof e.param);
+        memcpy(p->problem, e.text, sizeof e.text);
+    }
+    p->n_page = *n_page;
+    k->is_planned = true;
+    return MM_FAIL(MM_E_CANCELLED, "only a plan was asked for");
+}
+
+static mm_step_context step_context(mm_rank *k)
+{
+    return (mm_step_context){.backend = k->backend,
+                             .model = k->model,
+                             .buf = &k->buf,
+                             .copies = k->copies,
+                             .graphs = &k->graphs,
+                             .is_first = k->index == 0};
 }
 
 static mm_status open_rank(mm_rank *k)
@@ -129,31 +217,63 @@ static mm_status open_rank(mm_rank *k)
                                    .device = o->device != NULL ? o->device[k->index] : k->index,
                                    .n_thread = o->n_thread};
     MM_TRY(mm_backend_open(&k->backend, &bo));
+    mm_backend *be = k->backend;
     MM_TRY(open_comm(k));
-    int64_t n_page = 0;
-    MM_TRY(count_pages(k, &n_page));
     const bool is_shard = o->shard_world > 1;
     k->engine = *o;
     k->engine.poll = leave_progress;
     k->engine.poll_ctx = k;
     const mm_model_options mo = {.engine = &k->engine,
-                                 .backend = k->backend,
+                                 .backend = be,
                                  .comm = k->comm,
                                  .shard_rank = is_shard ? o->shard_rank : k->index,
                                  .shard_world = is_shard ? o->shard_world : r->n_rank,
-                                 .n_page = n_page,
-                                 .max_logit_rows = r->opt.max_logit_rows};
+                                 .max_logit_rows = r->opt.max_logit_rows,
+                                 .plan = plan_memory,
+                                 .plan_ctx = k};
     MM_TRY(mm_model_open(&k->model, &mo));
-    const int32_t run_ahead = o->run_ahead >= 0 ? o->run_ahead : k->backend->props.is_host ? 0 : 1;
-    MM_TRY(mm_rank_buffers_open(&k->buf, k->backend, &k->model->shape, &r->opt, run_ahead + 1));
-    MM_TRY(k->backend->sync(k->backend, k->model->ctx.stream));
+    MM_TRY(mm_rank_buffers_open(&k->buf, be, &k->model->shape, &r->opt, run_ahead(k) + 1));
+    if (!be->props.is_host)
+        MM_TRY(be->stream_open(be, &k->copies, 0));
     if (k->index == 0) {
-        r->n_page = n_page;
-        r->run_ahead = run_ahead;
-        r->runs_here = r->n_rank == 1 && run_ahead == 0 && k->backend->props.is_host;
-        for (int32_t i = 0; i <= run_ahead; i++)
-            MM_TRY(k->backend->alloc_host(k->backend, &r->blob[i], (size_t)r->opt.max_blob));
+        r->n_page = k->n_page;
+        r->run_ahead = run_ahead(k);
+        r->runs_here = r->n_rank == 1 && r->run_ahead == 0 && be->props.is_host;
+        for (int32_t i = 0; i <= r->run_ahead; i++)
+            MM_TRY(be->alloc_host(be, &r->blob[i], (size_t)r->opt.max_blob));
     }
+    if (k->n_graph_size > 0) {
+        mm_step_context ctx = step_context(k);
+        ctx.graphs = NULL;
+        MM_TRY(mm_graphs_open(&k->graphs, &ctx, k->graph_size, k->n_graph_size));
+    }
+    return be->sync(be, k->model->ctx.stream);
+}
+
+mm_status mm_ranks_plan(const mm_ranks_options *opt, mm_backend *be, mm_forecast *out)
+{
+    const mm_engine_options *o = opt->engine;
+    const bool is_shard = o->shard_world > 1;
+    mm_ranks all = {.opt = *opt, .engine = *o, .n_rank = o->n_rank};
+    all.opt.engine = &all.engine;
+    mm_rank k = {.all = &all, .backend = be, .engine = *o, .plan = out};
+    mm_model *never = NULL;
+    const mm_model_options mo = {.engine = &k.engine,
+                                 .backend = be,
+                                 .shard_rank = is_shard ? o->shard_rank : 0,
+                                 .shard_world = is_shard ? o->shard_world : o->n_rank,
+                                 .max_logit_rows = opt->max_logit_rows,
+                                 .plan = foresee,
+                                 .plan_ctx = &k};
+    *out = (mm_forecast){.is_host = be->props.is_host,
+                         .memory_total = be->props.memory_total,
+                         .memory_free = be->props.memory_free,
+                         .reserve = be->props.is_host ? 0 : MM_DEVICE_RESERVE};
+    const mm_status st = mm_model_open(&never, &mo);
+    MM_ASSERT(never == NULL);
+    if (!k.is_planned)
+        return st;
+    mm_error_clear();
     return MM_OK;
 }
 
@@ -164,7 +284,10 @@ static void close_rank(mm_rank *k)
     for (int32_t i = 0; i < MM_MAX_IN_FLIGHT && k->index == 0; i++)
         if (k->all->blob[i] != NULL)
             k->backend->free_host(k->backend, k->all->blob[i]);
+    mm_graphs_close(&k->graphs, k->backend);
     mm_rank_buffers_close(&k->buf, k->backend);
+    if (k->copies != NULL)
+        k->backend->stream_close(k->backend, k->copies);
     mm_model_close(k->model);
     mm_comm_close(k->comm);
     mm_backend_close(k->backend);
@@ -191,8 +314,7 @@ static void report(mm_rank *k, mm_status st)
 static void serve(mm_rank *k)
 {
     mm_ranks *r = k->all;
-    mm_step_context ctx = {
-        .backend = k->backend, .model = k->model, .buf = &k->buf, .is_first = k->index == 0};
+    mm_step_context ctx = step_context(k);
     int64_t n_started = 0, n_finished = 0;
     mm_status started[MM_MAX_IN_FLIGHT] = {MM_OK, MM_OK};
     for (;;) {
@@ -393,8 +515,7 @@ void *mm_ranks_blob(mm_ranks *r)
 /* The step itself, in the caller's thread. */
 static void run_here(mm_rank *k, const mm_batch *batch)
 {
-    mm_step_context ctx = {
-        .backend = k->backend, .model = k->model, .buf = &k->buf, .is_first = true};
+    mm_step_context ctx = step_context(k);
     mm_status st = mm_step_start(&ctx, batch, 0);
     if (st == MM_OK)
         st = mm_step_finish(&ctx, 0);
@@ -436,7 +557,7 @@ mm_status mm_ranks_collect(mm_ranks *r, const mm_step_result **out)
     pthread_mutex_unlock(&r->lock);
     MM_TRY(st);
     const int32_t i = (int32_t)(r->n_collected++ % (r->run_ahead + 1));
-    mm_step_result *res = &r->rank[0].buf.step[i].host;
+    mm_step_result *res = &r->rank[0].buf.step[i].result;
     res->n_block_read = res->n_block_held = 0;
     for (int32_t k = 0; k < r->n_rank; k++) {
         res->n_block_read += r->rank[k].buf.step[i].n_read[0];
@@ -469,16 +590,7 @@ const mm_model *mm_ranks_model(const mm_ranks *r)
 int32_t mm_ranks_memory(const mm_ranks *r, mm_memory_line *line, int32_t n, int32_t cap)
 {
     const mm_rank *k = &r->rank[0];
-    const char *kind = k->backend->props.is_host ? "host" : "device";
-    const mm_memory_line own[] = {
-        {"sequence slots (sampling state)", kind, k->buf.slot_bytes},
-        {"logits", kind, k->buf.logit_bytes},
-        {"step buffers", kind, k->buf.step_bytes},
-        {"batches", "host", r->opt.max_blob * (r->run_ahead + 1)},
-    };
     for (int32_t i = 0; i < k->model->n_memory && n < cap; i++)
         line[n++] = k->model->memory[i];
-    for (size_t i = 0; i < MM_ARRAY_LEN(own) && n < cap; i++)
-        line[n++] = own[i];
-    return n;
+    return own_memory(k, line, n, cap);
 }

@@ -8,16 +8,19 @@
 #include "csrc/model/model.h"
 
 typedef struct mm_ranks mm_ranks;
+typedef struct mm_ranks_options mm_ranks_options;
 
-typedef struct mm_ranks_options {
+struct mm_ranks_options {
     const mm_engine_options *engine; /* poll is called in the opening thread */
     mm_scheduler_limits limits;      /* run_ahead -1: the backend's choice */
     int64_t max_blob;
     int32_t max_logit_rows;
-} mm_ranks_options;
+};
 
 /* Opens everything on the ranks' own threads; *out is NULL on failure. */
 mm_status mm_ranks_open(mm_ranks **out, const mm_ranks_options *opt);
+/* What rank 0 would take on this backend, by the same code; nothing is allocated on it. */
+mm_status mm_ranks_plan(const mm_ranks_options *opt, mm_backend *be, mm_forecast *out);
 /* Waits for what runs, joins the threads, frees. NULL is fine. */
 void mm_ranks_close(mm_ranks *r);
 

@@ -25,6 +25,7 @@ typedef struct mm_request_limits {
     int32_t max_logprobs;
     int64_t max_entries;
     bool has_priority, has_prefix_cache;
+    bool fakes_context; /* dummy_context: of a prompt only the last token is computed */
     mm_prefix_key secret;
     uint64_t weight_version;
 } mm_request_limits;

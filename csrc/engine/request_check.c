@@ -140,6 +140,9 @@ static mm_status check_logprobs(const mm_request_params *p, const mm_request_lim
             p->n_prompt_logprob, most);
     if ((int32_t)p->logprob_mode < 0 || p->logprob_mode > MM_LOGIT_PROCESSED)
         BAD("logprobs_mode", -1, "logprobs_mode %d does not exist", (int)p->logprob_mode);
+    if (p->prompt_logprob_mode != MM_LOGPROB_RAW && p->prompt_logprob_mode != MM_LOGPROB_TEMPERED)
+        BAD("prompt_logprob_mode", -1, "prompts are scored raw or tempered, not in mode %d",
+            (int)p->prompt_logprob_mode);
     MM_TRY(
         check_ids("logprob_token_ids", p->logprob_token, p->n_logprob_token, MM_MAX_LIST, n_vocab));
     MM_TRY(check_ids("prompt_logprob_token_ids", p->prompt_logprob_token, p->n_prompt_logprob_token,

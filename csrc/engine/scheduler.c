@@ -5,7 +5,7 @@
 mm_status mm_scheduler_open(mm_scheduler *s, const mm_scheduler_limits *lim,
                             const mm_request_limits *req, int64_t n_page)
 {
-    *s = (mm_scheduler){.lim = *lim, .req = req, .turn = -1};
+    *s = (mm_scheduler){.lim = *lim, .req = req, .step_rows = mm_first_step_rows(lim), .turn = -1};
     mm_engine_stats_init(&s->stats);
     MM_TRY(mm_kv_pool_open(&s->pool, n_page));
     const size_t n = (size_t)lim->max_seqs;

@@ -14,6 +14,7 @@
 #define MM_SCHEDULER_H
 #include "csrc/engine/kv_pool.h"
 #include "csrc/engine/request.h"
+#include "csrc/engine/step_times.h"
 #include "csrc/model/batch.h"
 
 #define MM_MAX_IN_FLIGHT 2
@@ -24,6 +25,7 @@ typedef struct mm_scheduler_limits {
     int64_t max_entries;        /* log-probability entries of a step */
     int64_t max_dynamic;        /* bytes of lists and masks in a step */
     int32_t run_ahead;          /* 0, 1 */
+    double step_s; /* chunks of prompts are sized for steps of about that long; 0: by max_rows */
 } mm_scheduler_limits;
 
 /* Rows [pos, pos + n_row) of one sequence in a step. */
@@ -73,13 +75,15 @@ typedef struct mm_scheduler {
     int32_t n_leaving;  /* ended or preempted, still held by a batch in flight */
     int32_t *free_slot; /* [max_seqs] stack */
     int32_t n_free_slot;
-    int32_t turn; /* running request the last plan left out, the next begins there; -1: none */
+    int32_t step_rows; /* rows of the next step, <= lim.max_rows */
+    int32_t turn;      /* running request the last plan left out, the next begins there; -1: none */
     mm_plan plan[MM_MAX_IN_FLIGHT];
     int32_t n_in_flight, i_oldest;
     uint64_t step;
     mm_group *group[MM_GROUP_BUCKETS];
     mm_request *dirty_first, *dirty_last; /* to be published */
     mm_engine_stats stats;                /* its part of the statistics */
+    mm_step_times times;
 } mm_scheduler;
 
 mm_status mm_scheduler_open(mm_scheduler *s, const mm_scheduler_limits *lim,
@@ -121,6 +125,9 @@ mm_request *mm_scheduler_pop_waiting(mm_scheduler *s);
 void mm_scheduler_run(mm_scheduler *s, mm_request *r);
 void mm_scheduler_drop_pages(mm_scheduler *s, mm_request *r);
 void mm_group_computed(mm_scheduler *s, mm_group *g);
+int32_t mm_first_step_rows(const mm_scheduler_limits *lim);
+/* Adapts step_rows to how long a step of n_row rows took. */
+void mm_scheduler_fit_steps(mm_scheduler *s, int32_t n_row, double seconds);
 /* a is more urgent than b. */
 bool mm_request_before(const mm_scheduler *s, const mm_request *a, const mm_request *b);
 #endif

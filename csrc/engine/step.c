@@ -1,5 +1,10 @@
-/* step.c: see step.h. On host backends ops run as they are called and results need no copy. */
+/* step.c: see step.h. On host backends ops run as they are called and results need no copy. On a
+ * device nothing here waits: the batch goes up on a stream of its own while the step before runs,
+ * results come down in one piece, and an event says when. */
 #include "csrc/engine/step.h"
+#include "csrc/engine/graph.h"
+#include "csrc/model/forward.h"
+#include "csrc/model/profile.h"
 
 /* What a group of output rows needs, from the host's copy of the plan. */
 typedef struct group_needs {
@@ -27,15 +32,37 @@ static mm_status pull_trace(mm_step_context *k, const mm_batch *b, const mm_batc
     if (!k->is_first || n == 0 || b->trace == NULL || b->trace->logits == NULL)
         return MM_OK;
     float *to = b->trace->logits + (int64_t)(b->trace_first + out[0].row) * V;
-    MM_TRY(k->backend->download(k->backend, k->model->ctx.stream, to, k->buf->logits,
-                                (size_t)(n * V) * sizeof(float)));
-    return k->backend->sync(k->backend, k->model->ctx.stream);
+    return mm_model_download_f32(k->model, to, k->buf->logits, MM_DTYPE_F32, n * V);
 }
 
-static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_result *res)
+static mm_status draw_group(mm_step_context *k, const mm_out_view *out, int32_t first, int32_t n,
+                            mm_step_result *r)
 {
-    const mm_op_context *c = &k->model->ctx;
-    const mm_ops *ops = k->model->ops;
+    const mm_sample_args a = {.logits = k->buf->logits,
+                              .work = k->buf->work,
+                              .slots = &k->buf->slots,
+                              .out = out,
+                              .first = first,
+                              .n = n,
+                              .commit = true,
+                              .token = r->token,
+                              .flag = r->flag};
+    return k->model->ops->sample(&k->model->ctx, &a);
+}
+
+mm_status mm_step_draw(mm_step_context *k, const mm_out_view *out, int32_t n_out, mm_step_result *r)
+{
+    const int32_t most = k->model->shape.max_logit_rows;
+    for (int32_t first = 0; first < n_out; first += most) {
+        const int32_t n = (int32_t)mm_min_i64(most, n_out - first);
+        MM_TRY(mm_model_logits(k->model, out->row + first, n, k->buf->logits));
+        MM_TRY(draw_group(k, out, first, n, r));
+    }
+    return MM_OK;
+}
+
+static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_result *r)
+{
     const mm_batch_out *out = mm_batch_at(b, b->out);
     const mm_rank_buffers *buf = k->buf;
     const int32_t most = k->model->shape.max_logit_rows;
@@ -44,18 +71,8 @@ static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_resu
         const group_needs need = look_at(out + first, n);
         MM_TRY(mm_model_logits(k->model, buf->out.row + first, n, buf->logits));
         MM_TRY(pull_trace(k, b, out + first, n));
-        if (need.draws) {
-            const mm_sample_args a = {.logits = buf->logits,
-                                      .work = buf->work,
-                                      .slots = &buf->slots,
-                                      .out = &buf->out,
-                                      .first = first,
-                                      .n = n,
-                                      .commit = true,
-                                      .token = res->token,
-                                      .flag = res->flag};
-            MM_TRY(ops->sample(c, &a));
-        }
+        if (need.draws)
+            MM_TRY(draw_group(k, &buf->out, first, n, r));
         if (need.scores || need.entries || need.work) {
             const mm_logprob_args a = {.logits = buf->logits,
                                        .work = need.draws ? buf->work : NULL,
@@ -63,73 +80,95 @@ static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_resu
                                        .out = &buf->out,
                                        .first = first,
                                        .n = n,
-                                       .token = res->token,
-                                       .flag = res->flag,
-                                       .out_id = res->entry_id,
-                                       .out_rank = res->entry_rank,
-                                       .out_value = res->entry_value,
-                                       .chosen = need.work ? res->sampling_logprob : NULL};
-            MM_TRY(ops->logprobs(c, &a));
+                                       .token = r->token,
+                                       .flag = r->flag,
+                                       .out_id = r->entry_id,
+                                       .out_rank = r->entry_rank,
+                                       .out_value = r->entry_value,
+                                       .chosen = need.work ? r->sampling_logprob : NULL};
+            MM_TRY(k->model->ops->logprobs(&k->model->ctx, &a));
         }
     }
     return MM_OK;
 }
 
-static mm_status pull_results(mm_step_context *k, const mm_batch *b, mm_rank_step *s)
+mm_status mm_step_begin(mm_step_context *k, const mm_batch *batch, int32_t i, int32_t pad_seqs)
 {
     mm_backend *be = k->backend;
-    mm_stream *stream = k->model->ctx.stream;
-    MM_TRY(be->download(be, stream, s->n_read, k->model->buf.n_read, 2 * sizeof(int64_t)));
-    if (be->props.is_host || !k->is_first)
-        return MM_OK;
-    const size_t n = (size_t)b->n_out, m = (size_t)b->n_entry;
-    const struct {
-        void *to;
-        const void *from;
-        size_t n_bytes;
-    } part[] = {
-        {s->host.token, s->device.token, n * sizeof(int32_t)},
-        {s->host.flag, s->device.flag, n},
-        {s->host.sampling_logprob, s->device.sampling_logprob, n * sizeof(float)},
-        {s->host.entry_id, s->device.entry_id, m * sizeof(int32_t)},
-        {s->host.entry_rank, s->device.entry_rank, m * sizeof(int32_t)},
-        {s->host.entry_value, s->device.entry_value, m * sizeof(float)},
-    };
-    for (size_t i = 0; i < MM_ARRAY_LEN(part); i++)
-        if (part[i].n_bytes > 0)
-            MM_TRY(be->download(be, stream, part[i].to, part[i].from, part[i].n_bytes));
-    return MM_OK;
-}
-
-mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
-{
-    mm_backend *be = k->backend;
-    mm_stream *stream = k->model->ctx.stream;
     mm_rank_step *s = &k->buf->step[i];
-    s->host.step = batch->step;
-    s->host.t_begin = mm_now();
     const void *blob = batch;
     if (!be->props.is_host) {
-        MM_TRY(be->upload(be, stream, s->blob, batch, (size_t)batch->n_bytes));
+        /* blob i was last read by the step before last, which the coordinator has collected */
+        MM_TRY(be->upload(be, k->copies, s->blob, batch, (size_t)batch->n_bytes));
+        MM_TRY(be->event_record(be, s->sent, k->copies));
+        MM_TRY(be->stream_wait(be, k->model->ctx.stream, s->sent));
         blob = s->blob;
     }
     const mm_begin_args begin = {.plan = batch,
                                  .blob = blob,
                                  .slots = &k->buf->slots,
                                  .seq = &k->buf->seq,
-                                 .out = &k->buf->out};
-    MM_TRY(k->model->ops->begin(&k->model->ctx, &begin));
-    MM_TRY(be->zero(be, stream, k->model->buf.n_read, 2 * sizeof(int64_t)));
-    MM_TRY(mm_model_forward(k->model, &k->buf->seq, batch->trace, batch->trace_first));
-    MM_TRY(run_outputs(k, batch, &s->device));
-    MM_TRY(pull_results(k, batch, s));
-    return be->event_record(be, s->done, stream);
+                                 .out = &k->buf->out,
+                                 .pad_seqs = pad_seqs};
+    return k->model->ops->begin(&k->model->ctx, &begin);
+}
+
+mm_status mm_step_forward(mm_step_context *k, const mm_seq_view *seq, const mm_batch *batch)
+{
+    mm_model *m = k->model;
+    MM_TRY(k->backend->zero(k->backend, m->ctx.stream, m->buf.n_read, 2 * sizeof(int64_t)));
+    return mm_model_forward(m, seq, batch != NULL ? batch->trace : NULL,
+                            batch != NULL ? batch->trace_first : 0);
+}
+
+/* Padding rows count what they draw in the reserved slot; now and then that starts over. */
+static mm_status run_eager(mm_step_context *k, const mm_batch *batch)
+{
+    const mm_slots *slots = &k->buf->slots;
+    if (k->graphs != NULL && k->graphs->n > 0)
+        MM_TRY(k->backend->zero(k->backend, k->model->ctx.stream,
+                                &slots->n_emitted[slots->n_slot - 1], sizeof(int32_t)));
+    return mm_step_forward(k, &k->buf->seq, batch);
+}
+
+mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
+{
+    mm_backend *be = k->backend;
+    mm_rank_step *s = &k->buf->step[i];
+    const bool is_host = be->props.is_host;
+    const mm_batch_out *out = mm_batch_at(batch, batch->out);
+    s->result.step = batch->step;
+    s->result.t_begin = mm_now();
+    MM_TRY(mm_profile_step_start(k->model, i, batch));
+    const mm_step_graph *g = mm_graphs_find(k->graphs, batch);
+    MM_TRY(mm_step_begin(k, batch, i, g != NULL ? g->n_seq : 0));
+
+    /* A graph with outputs filled up the results of all its sequences. */
+    const int64_t n_out = g != NULL && g->draws ? g->n_seq : batch->n_out;
+    const bool chosen = look_at(out, batch->n_out).work;
+    uint8_t *base = is_host ? s->host : k->buf->result;
+    mm_step_result r = {0};
+    const int64_t n_bytes = mm_rank_result_lay(&r, base, n_out, batch->n_entry, chosen);
+    k->model->buf.n_read = (int64_t *)(void *)base;
+    if (g != NULL)
+        MM_TRY(be->graph_launch(be, g->graph, k->model->ctx.stream));
+    else
+        MM_TRY(run_eager(k, batch));
+    if (g == NULL || !g->draws)
+        MM_TRY(run_outputs(k, batch, &r));
+    (void)mm_rank_result_lay(&s->result, s->host, n_out, batch->n_entry, chosen);
+    if (!is_host)
+        MM_TRY(be->download(be, k->model->ctx.stream, s->host, base, (size_t)n_bytes));
+    MM_TRY(mm_profile_step_end(k->model, i));
+    MM_TRY(be->event_record(be, s->done, k->model->ctx.stream));
+    s->result.t_launched = mm_now();
+    return MM_OK;
 }
 
 mm_status mm_step_finish(mm_step_context *k, int32_t i)
 {
     mm_rank_step *s = &k->buf->step[i];
     MM_TRY(k->backend->event_wait(k->backend, s->done));
-    s->host.t_end = mm_now();
-    return MM_OK;
+    s->result.t_end = mm_now();
+    return mm_profile_step_finish(k->model, i);
 }

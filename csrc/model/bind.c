@@ -137,6 +137,30 @@ static mm_status bind_ends(binder *b)
 
 /* ---------------------------------------------------------------- to a device */
 
+/* Everything below runs twice: measuring, which must change nothing in the layer, and for good. */
+
+static mm_status place_layer_floats(mm_weights *w, const mm_model *m, mm_layer *l)
+{
+    const mm_config *c = &m->config;
+    const struct {
+        const float **v;
+        int64_t n;
+    } part[] = {
+        {&l->input_norm, c->d_model},
+        {&l->post_norm, c->d_model},
+        {&l->attn.q_norm, c->head_dim},
+        {&l->attn.k_norm, c->head_dim},
+        {&l->attn.iq_norm, l->is_sparse ? c->index_dim : 0},
+        {&l->attn.ik_norm, l->is_sparse ? c->index_dim : 0},
+        {&l->gate, l->is_moe ? (int64_t)c->n_expert * c->d_model : 0},
+        {&l->bias, l->is_moe && c->has_routing_bias ? c->n_expert : 0},
+    };
+    for (size_t i = 0; i < MM_ARRAY_LEN(part); i++)
+        if (part[i].n > 0)
+            MM_TRY(mm_weights_place_floats(w, part[i].v, part[i].n));
+    return MM_OK;
+}
+
 static mm_status place_unpacked(mm_weights *w, mm_layer *layer, int32_t n_expert)
 {
     mm_attn_weights *a = &layer->attn;
@@ -169,17 +193,19 @@ static mm_status place_unpacked(mm_weights *w, mm_layer *layer, int32_t n_expert
 }
 
 /* The host view stays where a packing replaced it only in its sizes: nothing may read it. */
-static void forget_data(mm_weight *m)
+static void forget_data(const mm_weights *w, mm_weight *m)
 {
+    if (w->is_measuring)
+        return;
     m->data = NULL;
     m->scale = NULL;
 }
 
 static mm_status pack_one(mm_weights *w, mm_weight *m)
 {
-    if (m->format == MM_WEIGHT_NONE)
-        return MM_OK;
     const mm_weight src = *m;
+    if (src.format == MM_WEIGHT_NONE)
+        return MM_OK;
     return mm_weights_pack(w, MM_PACK_LINEAR, &src, 1, m);
 }
 
@@ -198,9 +224,9 @@ static mm_status pack_experts(mm_weights *w, mm_expert_weights *e, int32_t n_exp
         st = mm_weights_pack(w, MM_PACK_EXPERTS_W2, e->w2, n_expert, &e->packed_w2);
     free(src);
     for (int32_t i = 0; i < n_expert && st == MM_OK; i++) {
-        forget_data((mm_weight *)(uintptr_t)&e->w1[i]);
-        forget_data((mm_weight *)(uintptr_t)&e->w3[i]);
-        forget_data((mm_weight *)(uintptr_t)&e->w2[i]);
+        forget_data(w, (mm_weight *)(uintptr_t)&e->w1[i]);
+        forget_data(w, (mm_weight *)(uintptr_t)&e->w3[i]);
+        forget_data(w, (mm_weight *)(uintptr_t)&e->w2[i]);
     }
     return st;
 }
@@ -210,48 +236,75 @@ static mm_status place_packed(mm_weights *w, mm_layer *layer, int32_t n_expert)
     mm_attn_weights *a = &layer->attn;
     const mm_weight qkv[5] = {a->q, a->k, a->v, a->iq, a->ik};
     MM_TRY(mm_weights_pack(w, MM_PACK_QKV, qkv, layer->is_sparse ? 5 : 3, &a->qkv));
-    forget_data(&a->q);
-    forget_data(&a->k);
-    forget_data(&a->v);
-    forget_data(&a->iq);
-    forget_data(&a->ik);
+    forget_data(w, &a->q);
+    forget_data(w, &a->k);
+    forget_data(w, &a->v);
+    forget_data(w, &a->iq);
+    forget_data(w, &a->ik);
     MM_TRY(pack_one(w, &a->o));
     if (!layer->is_moe) {
         const mm_weight gate_up[2] = {layer->mlp_gate, layer->mlp_up};
         MM_TRY(mm_weights_pack(w, MM_PACK_GATE_UP, gate_up, 2, &layer->mlp_gate_up));
-        forget_data(&layer->mlp_gate);
-        forget_data(&layer->mlp_up);
+        forget_data(w, &layer->mlp_gate);
+        forget_data(w, &layer->mlp_up);
         return pack_one(w, &layer->mlp_down);
     }
-    MM_TRY(pack_one(w, &layer->expert.shared_gate));
-    MM_TRY(pack_one(w, &layer->expert.shared_up));
-    MM_TRY(pack_one(w, &layer->expert.shared_down));
-    return pack_experts(w, &layer->expert, n_expert);
+    mm_expert_weights *e = &layer->expert;
+    if (e->shared_gate.format != MM_WEIGHT_NONE) {
+        const mm_weight gate_up[2] = {e->shared_gate, e->shared_up};
+        MM_TRY(mm_weights_pack(w, MM_PACK_GATE_UP, gate_up, 2, &e->shared_gate_up));
+        forget_data(w, &e->shared_gate);
+        forget_data(w, &e->shared_up);
+        MM_TRY(pack_one(w, &e->shared_down));
+    }
+    return pack_experts(w, e, n_expert);
 }
 
-static mm_status place_layer(binder *b, int32_t i)
+/* What ref reads beside a device: the layer as it was bound, its experts' list of its own. */
+static mm_status keep_layer(mm_model *m, int32_t i)
 {
-    mm_layer *layer = &b->m->layer[i];
-    const int32_t n_expert = b->m->config.n_expert;
-    if (!b->w->backend->props.is_host) {
-        MM_TRY(mm_weights_verify(b->w));
-        MM_TRY(b->w->backend->ops->pack != NULL ? place_packed(b->w, layer, n_expert)
-                                                : place_unpacked(b->w, layer, n_expert));
-    }
-    return mm_weights_flush(b->w);
+    const int32_t n_expert = m->config.n_expert;
+    if (m->host.layer == NULL)
+        m->host.layer = calloc((size_t)m->config.n_layer, sizeof *m->host.layer);
+    if (m->host.layer == NULL)
+        return MM_FAIL(MM_E_NOMEM, "no memory for the host's view of the layers");
+    mm_layer *to = &m->host.layer[i];
+    *to = m->layer[i];
+    if (!to->is_moe)
+        return MM_OK;
+    mm_weight *list = malloc(3 * (size_t)n_expert * sizeof *list);
+    if (list == NULL)
+        return MM_FAIL(MM_E_NOMEM, "no memory for the experts of layer %d", i);
+    memcpy(list, m->layer[i].expert.w1, 3 * (size_t)n_expert * sizeof *list); /* one block */
+    to->expert.w1 = list;
+    to->expert.w3 = list + n_expert;
+    to->expert.w2 = list + 2 * (size_t)n_expert;
+    return MM_OK;
 }
 
-static mm_status place_ends(binder *b)
+static mm_status place_layer(mm_weights *w, mm_model *m, int32_t i)
 {
-    mm_weights *w = b->w;
-    mm_weight *const ends[2] = {&b->m->embed, &b->m->head};
-    if (!w->backend->props.is_host && w->backend->ops->pack != NULL) {
-        MM_TRY(mm_weights_place(w, ends, 1));
-        MM_TRY(pack_one(w, &b->m->head));
-    } else {
-        MM_TRY(mm_weights_place(w, ends, 2));
+    mm_layer *layer = &m->layer[i];
+    const int32_t n_expert = m->config.n_expert;
+    if (w->keeps_host && !w->is_measuring)
+        MM_TRY(keep_layer(m, i));
+    MM_TRY(place_layer_floats(w, m, layer));
+    return w->backend->ops->pack != NULL ? place_packed(w, layer, n_expert)
+                                         : place_unpacked(w, layer, n_expert);
+}
+
+static mm_status place_ends(mm_weights *w, mm_model *m)
+{
+    mm_weight *const ends[2] = {&m->embed, &m->head};
+    const bool packs = w->backend->ops->pack != NULL;
+    if (!w->is_measuring) {
+        m->host.embed = m->embed;
+        m->host.head = m->head;
+        m->host.final_norm = m->final_norm;
     }
-    return mm_weights_flush(w);
+    MM_TRY(mm_weights_place_floats(w, &m->final_norm, m->config.d_model));
+    MM_TRY(mm_weights_place(w, ends, packs ? 1 : 2));
+    return packs ? pack_one(w, &m->head) : MM_OK;
 }
 
 static mm_status bind_all(binder *b)
@@ -272,19 +325,54 @@ mm_status mm_weights_bind(mm_weights *w, mm_model *m, int32_t shard_rank, int32_
     return st;
 }
 
+mm_status mm_weights_measure(mm_weights *w, mm_model *m)
+{
+    if (w->backend->props.is_host)
+        return MM_OK;
+    w->is_measuring = true;
+    w->n_device = 0;
+    mm_status st = place_ends(w, m);
+    for (int32_t i = 0; i < m->config.n_layer && st == MM_OK; i++)
+        st = place_layer(w, m, i);
+    w->is_measuring = false;
+    return st;
+}
+
+/* All cores of the machine on a device (its kernels need none), else what the backend was given. */
+static mm_status open_pool(mm_weights *w)
+{
+    const mm_backend_props *p = &w->backend->props;
+    int n = p->is_host ? p->n_thread : w->options->n_thread;
+    if (n == 0)
+        n = mm_physical_cores();
+    return mm_pool_open(&w->pool, n);
+}
+
 /* Dummy weights are made and placed layer by layer: a device's host holds no more than a layer of
  * them. */
 mm_status mm_weights_load(mm_weights *w, mm_model *m, int32_t shard_rank, int32_t shard_world)
 {
     binder b = {.w = w, .m = m, .rank = shard_rank, .world = shard_world};
-    const bool is_dummy = w->options->load == MM_LOAD_DUMMY;
+    const bool is_dummy = w->options->load == MM_LOAD_DUMMY, is_host = w->backend->props.is_host;
+    MM_TRY(open_pool(w));
+    if (!is_host)
+        MM_TRY(w->backend->stream_open(w->backend, &w->ctx.stream, 0));
     if (is_dummy)
         MM_TRY(bind_ends(&b));
-    MM_TRY(place_ends(&b));
+    if (!is_host) {
+        MM_TRY(place_ends(w, m));
+        MM_TRY(mm_weights_flush(w));
+    }
     for (int32_t i = 0; i < m->config.n_layer; i++) {
         if (is_dummy)
             MM_TRY(bind_layer(&b, i));
-        MM_TRY(place_layer(&b, i));
+        if (is_host)
+            continue;
+        MM_TRY(mm_weights_verify(w));
+        MM_TRY(place_layer(w, m, i));
+        MM_TRY(mm_weights_flush(w));
     }
+    if (!is_host) /* the last uploads read memory that is let go now */
+        MM_TRY(w->backend->sync(w->backend, w->ctx.stream));
     return mm_weights_verify(w);
 }

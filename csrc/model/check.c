@@ -1,7 +1,7 @@
 /* check.c: ref beside every op. The model's ops are reached through m->ops; here that table is
- * replaced by one whose functions run ref on copies first (ops work in place), then the real
- * op, then compare. Inputs are always the real ones, so one difference does not drag later
- * ones along. */
+ * replaced by one whose functions copy the op's inputs to host memory, run ref on them, then the
+ * real op, copy its results and compare. Inputs are always the real ones, so one difference does
+ * not drag later ones along. Weights are read where the host has them in checkpoint order. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -15,11 +15,15 @@ struct mm_check_state {
     mm_ops ops; /* the table that m->ops points to */
     const mm_ops *real;
     mm_backend *ref;
-    mm_op_context ctx;    /* ref's stream, the model's shape and rope */
-    mm_layer_cache cache; /* rows that ref's attn_in stores; one layer's worth */
-    mm_buffers buf;
-    float *logits;
-    void *block[16]; /* all of the above memory */
+    mm_op_context ctx; /* ref's stream, the model's shape, a host copy of rope */
+    mm_seq_view seq;   /* host copies: the step's rows */
+    mm_slots slots;    /* page table and tokens only */
+    mm_buffers want;   /* what ref makes, and updates in place */
+    mm_buffers have;   /* copies of the real op's inputs, then of its results */
+    mm_layer_cache want_cache, have_cache; /* one layer's worth */
+    float *want_logits, *have_logits;
+    int32_t *row;    /* [max_logit_rows] */
+    void *block[64]; /* all of the above memory */
     int n_block;
     int64_t n_bad;
 };
@@ -119,9 +123,10 @@ static float cached(const mm_plane *p, int64_t row, int32_t j)
 
 /* Rows that this step stored. A value next to a border may take either code: one step of the
  * format. */
-static void compare_plane(mm_model *m, const char *what, int32_t layer, const mm_seq_view *seq,
-                          const mm_plane *got, const mm_plane *want)
+static void compare_plane(mm_model *m, const char *what, int32_t layer, const mm_plane *got,
+                          const mm_plane *want)
 {
+    const mm_seq_view *seq = &m->check->seq;
     const double step = got->format == MM_CACHE_F32    ? 1e-4
                         : got->format == MM_CACHE_BF16 ? 0x1p-6
                         : got->format == MM_CACHE_FP8  ? 0x1p-2
@@ -143,24 +148,140 @@ static void compare_plane(mm_model *m, const char *what, int32_t layer, const mm
     }
 }
 
+/* ---------------------------------------------------------------- copies to the host */
+
+static mm_status pull(mm_model *m, void *dst, const void *src, int64_t n_bytes)
+{
+    for (int64_t i = 0; i < n_bytes; i += (int64_t)MM_MODEL_STAGE) {
+        const size_t n = (size_t)mm_min_i64((int64_t)MM_MODEL_STAGE, n_bytes - i);
+        MM_TRY(
+            m->backend->download(m->backend, m->ctx.stream, m->stage, (const uint8_t *)src + i, n));
+        MM_TRY(m->backend->sync(m->backend, m->ctx.stream));
+        memcpy((uint8_t *)dst + i, m->stage, n);
+    }
+    return MM_OK;
+}
+
+static mm_status pull_ints(mm_model *m, const int32_t *dst, const int32_t *src, int64_t n)
+{
+    return pull(m, (void *)(uintptr_t)dst, src, n * (int64_t)sizeof *src);
+}
+
+static int64_t stream_bytes(const mm_model *m)
+{
+    return (int64_t)m->check->seq.n_row * m->config.d_model * (int64_t)mm_dtype_size(m->shape.act);
+}
+
+static int64_t head_bytes(const mm_model *m)
+{
+    const mm_op_shape *s = &m->shape;
+    return (int64_t)m->check->seq.n_row * s->n_head * s->head_dim * (int64_t)mm_dtype_size(s->act);
+}
+
+static int64_t index_bytes(const mm_model *m)
+{
+    const mm_op_shape *s = &m->shape;
+    return (int64_t)m->check->seq.n_row * s->n_index_head * s->index_dim *
+           (int64_t)mm_dtype_size(s->act);
+}
+
+/* The step's rows and the page tables of its slots; embed, the first op of a step, asks for it. */
+static mm_status pull_step(mm_model *m, const mm_seq_view *seq)
+{
+    struct mm_check_state *k = m->check;
+    const mm_slots *s = seq->slots;
+    mm_seq_view v = k->seq;
+    v.n_seq = seq->n_seq;
+    v.n_row = seq->n_row;
+    v.max_pos = seq->max_pos;
+    v.is_decode = seq->is_decode;
+    k->seq = v;
+    MM_TRY(pull_ints(m, v.row_start, seq->row_start, seq->n_seq + 1));
+    MM_TRY(pull_ints(m, v.slot, seq->slot, seq->n_seq));
+    MM_TRY(pull_ints(m, v.row_seq, seq->row_seq, seq->n_row));
+    MM_TRY(pull_ints(m, v.pos, seq->pos, seq->n_row));
+    MM_TRY(pull_ints(m, v.token, seq->token, seq->n_row));
+    MM_TRY(pull_ints(m, k->slots.last_token, s->last_token, s->n_slot));
+    k->slots.n_slot = s->n_slot;
+    k->slots.page_stride = s->page_stride;
+    for (int32_t i = 0; i < seq->n_seq; i++) {
+        const int64_t at = (int64_t)v.slot[i] * s->page_stride;
+        MM_TRY(pull_ints(m, k->slots.page_table + at, s->page_table + at, s->page_stride));
+    }
+    return MM_OK;
+}
+
+static mm_status pull_page(mm_model *m, const mm_plane *to, const mm_plane *from, int64_t page)
+{
+    const int64_t n_row = (int64_t)from->n_head * MM_PAGE;
+    const int64_t data = n_row * mm_cache_row_bytes(from->format, from->dim),
+                  scale = n_row * mm_cache_row_scale_bytes(from->format, from->dim);
+    if (from->data == NULL)
+        return MM_OK;
+    MM_TRY(pull(m, to->data + page * data, from->data + page * data, data));
+    return scale > 0 ? pull(m, to->scale + page * scale, from->scale + page * scale, scale) : MM_OK;
+}
+
+/* Pages that the step's sequences see; `whole` false: only those its rows lie in. */
+static mm_status pull_cache(mm_model *m, const mm_layer_cache *from, bool whole)
+{
+    const struct mm_check_state *k = m->check;
+    const mm_seq_view *v = &k->seq;
+    for (int32_t i = 0; i < v->n_seq; i++) {
+        const int32_t *pages = k->slots.page_table + (int64_t)v->slot[i] * k->slots.page_stride;
+        if (v->row_start[i + 1] == v->row_start[i])
+            continue;
+        const int32_t first = v->pos[v->row_start[i]] / MM_PAGE,
+                      last = v->pos[v->row_start[i + 1] - 1] / MM_PAGE;
+        for (int32_t b = whole ? 0 : first; b <= last; b++) {
+            MM_TRY(pull_page(m, &k->have_cache.k, &from->k, pages[b]));
+            MM_TRY(pull_page(m, &k->have_cache.v, &from->v, pages[b]));
+            MM_TRY(pull_page(m, &k->have_cache.ik, &from->ik, pages[b]));
+        }
+    }
+    return MM_OK;
+}
+
+/* One layer of the cache as ref sees it: without index keys where the layer has none. */
+static mm_layer_cache cache_like(const mm_layer_cache *c, const mm_layer_cache *real)
+{
+    mm_layer_cache out = *c;
+    if (real->ik.data == NULL)
+        out.ik = real->ik;
+    return out;
+}
+
 /* ---------------------------------------------------------------- ops */
-
-static size_t stream_bytes(const mm_model *m, const mm_seq_view *seq)
-{
-    return (size_t)seq->n_row * (size_t)m->config.d_model * mm_dtype_size(m->shape.act);
-}
-
-static void compare_stream(mm_model *m, const char *what_x, const char *what_h, int32_t layer,
-                           const mm_seq_view *seq, const void *x, const void *h)
-{
-    const int64_t n = (int64_t)seq->n_row * m->config.d_model;
-    compare(m, what_x, layer, x, m->check->buf.x, m->shape.act, n);
-    compare(m, what_h, layer, h, m->check->buf.h, m->shape.act, n);
-}
 
 static int32_t layer_of(const mm_model *m, const void *part)
 {
     return (int32_t)(((uintptr_t)part - (uintptr_t)m->layer) / sizeof *m->layer);
+}
+
+/* The layer's weights in host memory and checkpoint order. */
+static const mm_layer *host_layer(const mm_model *m, int32_t i)
+{
+    return m->host.layer != NULL ? &m->host.layer[i] : &m->layer[i];
+}
+
+/* norm_w of an op that ends layer i's second branch. */
+static const float *host_norm_after(const mm_model *m, int32_t i)
+{
+    if (i + 1 < m->config.n_layer)
+        return host_layer(m, i + 1)->input_norm;
+    return m->host.layer != NULL ? m->host.final_norm : m->final_norm;
+}
+
+static mm_status compare_stream(mm_model *m, const char *what_x, const char *what_h, int32_t layer,
+                                const void *x, const void *h)
+{
+    struct mm_check_state *k = m->check;
+    const int64_t n = (int64_t)k->seq.n_row * m->config.d_model;
+    MM_TRY(pull(m, k->have.x, x, stream_bytes(m)));
+    MM_TRY(pull(m, k->have.h, h, stream_bytes(m)));
+    compare(m, what_x, layer, k->have.x, k->want.x, m->shape.act, n);
+    compare(m, what_h, layer, k->have.h, k->want.h, m->shape.act, n);
+    return MM_OK;
 }
 
 static mm_status check_embed(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a)
@@ -168,12 +289,14 @@ static mm_status check_embed(const mm_op_context *c, const mm_seq_view *seq, con
     mm_model *m = model_of(c);
     struct mm_check_state *k = m->check;
     mm_embed_args b = *a;
-    b.x = k->buf.x;
-    b.h = k->buf.h;
-    MM_TRY(k->ref->ops->embed(&k->ctx, seq, &b));
+    MM_TRY(pull_step(m, seq));
+    b.embed = m->host.layer != NULL ? &m->host.embed : &m->embed;
+    b.norm_w = host_layer(m, 0)->input_norm;
+    b.x = k->want.x;
+    b.h = k->want.h;
+    MM_TRY(k->ref->ops->embed(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->embed(c, seq, a));
-    compare_stream(m, "embed x", "embed h", -1, seq, a->x, a->h);
-    return MM_OK;
+    return compare_stream(m, "embed x", "embed h", -1, a->x, a->h);
 }
 
 static mm_status check_attn_in(const mm_op_context *c, const mm_seq_view *seq,
@@ -183,24 +306,29 @@ static mm_status check_attn_in(const mm_op_context *c, const mm_seq_view *seq,
     struct mm_check_state *k = m->check;
     const mm_op_shape *s = &m->shape;
     const int32_t layer = layer_of(m, a->w);
-    mm_layer_cache cache = k->cache;
-    if (a->cache->ik.data == NULL)
-        cache.ik = a->cache->ik;
+    const mm_layer_cache want = cache_like(&k->want_cache, a->cache);
     mm_attn_in_args b = *a;
-    b.cache = &cache;
-    b.q = k->buf.q;
-    b.iq = a->iq != NULL ? k->buf.iq : NULL;
-    MM_TRY(k->ref->ops->attn_in(&k->ctx, seq, &b));
+    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    b.w = &host_layer(m, layer)->attn;
+    b.h = k->have.h;
+    b.cache = &want;
+    b.q = k->want.q;
+    b.iq = a->iq != NULL ? k->want.iq : NULL;
+    MM_TRY(k->ref->ops->attn_in(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->attn_in(c, seq, a));
-    compare(m, "attn_in q", layer, a->q, b.q, s->act,
+    MM_TRY(pull(m, k->have.q, a->q, head_bytes(m)));
+    compare(m, "attn_in q", layer, k->have.q, b.q, s->act,
             (int64_t)seq->n_row * s->n_head * s->head_dim);
-    if (a->iq != NULL)
-        compare(m, "attn_in iq", layer, a->iq, b.iq, s->act,
+    if (a->iq != NULL) {
+        MM_TRY(pull(m, k->have.iq, a->iq, index_bytes(m)));
+        compare(m, "attn_in iq", layer, k->have.iq, b.iq, s->act,
                 (int64_t)seq->n_row * s->n_index_head * s->index_dim);
-    compare_plane(m, "attn_in k", layer, seq, &a->cache->k, &cache.k);
-    compare_plane(m, "attn_in v", layer, seq, &a->cache->v, &cache.v);
+    }
+    MM_TRY(pull_cache(m, a->cache, false));
+    compare_plane(m, "attn_in k", layer, &k->have_cache.k, &want.k);
+    compare_plane(m, "attn_in v", layer, &k->have_cache.v, &want.v);
     if (a->cache->ik.data != NULL)
-        compare_plane(m, "attn_in ik", layer, seq, &a->cache->ik, &cache.ik);
+        compare_plane(m, "attn_in ik", layer, &k->have_cache.ik, &want.ik);
     return MM_OK;
 }
 
@@ -214,17 +342,27 @@ static mm_status check_attn_sparse(const mm_op_context *c, const mm_seq_view *se
     const int64_t n_id = (int64_t)s->n_index_head * seq->n_row * s->n_top_block;
     mm_attn_sparse_args real = *a, b = *a;
     real.blocks = m->buf.blocks; /* choices are compared even when no trace asks for them */
-    b.blocks = a->force ? a->blocks : k->buf.blocks;
+    MM_TRY(pull(m, k->have.q, a->q, head_bytes(m)));
+    MM_TRY(pull(m, k->have.iq, a->iq, index_bytes(m)));
+    MM_TRY(pull_cache(m, a->cache, true));
+    if (a->force)
+        MM_TRY(pull(m, k->want.blocks, a->blocks, n_id * (int64_t)sizeof(int16_t)));
+    b.cache = &k->have_cache;
+    b.q = k->have.q;
+    b.iq = k->have.iq;
+    b.blocks = k->want.blocks;
     b.n_read = NULL;
-    b.o = k->buf.o;
-    MM_TRY(k->ref->ops->attn_sparse(&k->ctx, seq, &b));
+    b.o = k->want.o;
+    MM_TRY(k->ref->ops->attn_sparse(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->attn_sparse(c, seq, &real));
-    for (int64_t i = 0; i < n_id && !a->force; i++)
-        if (real.blocks[i] != b.blocks[i]) {
-            report(m, "attn_sparse blocks", layer, i, real.blocks[i], b.blocks[i]);
+    MM_TRY(pull(m, k->have.blocks, real.blocks, n_id * (int64_t)sizeof(int16_t)));
+    for (int64_t i = 0; i < n_id; i++)
+        if (k->have.blocks[i] != b.blocks[i]) {
+            report(m, "attn_sparse blocks", layer, i, k->have.blocks[i], b.blocks[i]);
             return MM_OK; /* other blocks, other output */
         }
-    compare(m, "attn_sparse o", layer, a->o, b.o, s->act,
+    MM_TRY(pull(m, k->have.o, a->o, head_bytes(m)));
+    compare(m, "attn_sparse o", layer, k->have.o, b.o, s->act,
             (int64_t)seq->n_row * s->n_head * s->head_dim);
     return MM_OK;
 }
@@ -235,11 +373,17 @@ static mm_status check_attn_dense(const mm_op_context *c, const mm_seq_view *seq
     mm_model *m = model_of(c);
     struct mm_check_state *k = m->check;
     const mm_op_shape *s = &m->shape;
+    const mm_layer_cache have = cache_like(&k->have_cache, a->cache);
     mm_attn_dense_args b = *a;
-    b.o = k->buf.o;
-    MM_TRY(k->ref->ops->attn_dense(&k->ctx, seq, &b));
+    MM_TRY(pull(m, k->have.q, a->q, head_bytes(m)));
+    MM_TRY(pull_cache(m, a->cache, true));
+    b.cache = &have;
+    b.q = k->have.q;
+    b.o = k->want.o;
+    MM_TRY(k->ref->ops->attn_dense(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->attn_dense(c, seq, a));
-    compare(m, "attn_dense o", (int32_t)(a->cache - m->cache), a->o, b.o, s->act,
+    MM_TRY(pull(m, k->have.o, a->o, head_bytes(m)));
+    compare(m, "attn_dense o", (int32_t)(a->cache - m->cache), k->have.o, b.o, s->act,
             (int64_t)seq->n_row * s->n_head * s->head_dim);
     return MM_OK;
 }
@@ -250,22 +394,34 @@ static mm_status check_attn_out(const mm_op_context *c, const mm_seq_view *seq,
     mm_model *m = model_of(c);
     struct mm_check_state *k = m->check;
     const int32_t layer = layer_of(m, a->wo);
+    const mm_layer *host = host_layer(m, layer);
     const int64_t n_id = (int64_t)seq->n_row * m->shape.n_expert_used;
     mm_attn_out_args b = *a;
-    memcpy(k->buf.x, a->x, stream_bytes(m, seq));
-    b.x = k->buf.x;
-    b.h = k->buf.h;
+    MM_TRY(pull(m, k->want.x, a->x, stream_bytes(m)));
+    MM_TRY(pull(m, k->have.o, a->o, head_bytes(m)));
+    b.wo = &host->attn.o;
+    b.o = k->have.o;
+    b.x = k->want.x;
+    b.norm_w = host->post_norm;
+    b.h = k->want.h;
     if (a->gate != NULL) {
-        b.experts = a->force ? a->experts : k->buf.experts;
-        b.weights = k->buf.expert_weights;
+        b.gate = host->gate;
+        b.bias = host->bias;
+        b.experts = k->want.experts;
+        b.weights = k->want.expert_weights;
+        if (a->force)
+            MM_TRY(pull_ints(m, b.experts, a->experts, n_id));
     }
-    MM_TRY(k->ref->ops->attn_out(&k->ctx, seq, &b));
+    MM_TRY(k->ref->ops->attn_out(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->attn_out(c, seq, a));
-    compare_stream(m, "attn_out x", "attn_out h", layer, seq, a->x, a->h);
+    MM_TRY(compare_stream(m, "attn_out x", "attn_out h", layer, a->x, a->h));
     if (a->gate == NULL)
         return MM_OK;
-    compare_ids(m, "attn_out experts", layer, a->experts, b.experts, n_id);
-    compare(m, "attn_out expert weights", layer, a->weights, b.weights, MM_DTYPE_F32, n_id);
+    MM_TRY(pull_ints(m, k->have.experts, a->experts, n_id));
+    MM_TRY(pull(m, k->have.expert_weights, a->weights, n_id * (int64_t)sizeof(float)));
+    compare_ids(m, "attn_out experts", layer, k->have.experts, b.experts, n_id);
+    compare(m, "attn_out expert weights", layer, k->have.expert_weights, b.weights, MM_DTYPE_F32,
+            n_id);
     return MM_OK;
 }
 
@@ -273,44 +429,67 @@ static mm_status check_mlp(const mm_op_context *c, const mm_seq_view *seq, const
 {
     mm_model *m = model_of(c);
     struct mm_check_state *k = m->check;
+    const int32_t layer = layer_of(m, a->gate);
+    const mm_layer *host = host_layer(m, layer);
     mm_mlp_args b = *a;
-    memcpy(k->buf.x, a->x, stream_bytes(m, seq));
-    b.x = k->buf.x;
-    b.h_out = k->buf.h;
-    MM_TRY(k->ref->ops->mlp(&k->ctx, seq, &b));
+    MM_TRY(pull(m, k->want.x, a->x, stream_bytes(m)));
+    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    b.gate = &host->mlp_gate;
+    b.up = &host->mlp_up;
+    b.down = &host->mlp_down;
+    b.gate_up = (mm_weight){0};
+    b.h = k->have.h;
+    b.x = k->want.x;
+    b.norm_w = host_norm_after(m, layer);
+    b.h_out = k->want.h;
+    MM_TRY(k->ref->ops->mlp(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->mlp(c, seq, a));
-    compare_stream(m, "mlp x", "mlp h", layer_of(m, a->gate), seq, a->x, a->h_out);
-    return MM_OK;
+    return compare_stream(m, "mlp x", "mlp h", layer, a->x, a->h_out);
 }
 
 static mm_status check_moe(const mm_op_context *c, const mm_seq_view *seq, const mm_moe_args *a)
 {
     mm_model *m = model_of(c);
     struct mm_check_state *k = m->check;
+    const int32_t layer = layer_of(m, a->w);
+    const int64_t n_id = (int64_t)seq->n_row * m->shape.n_expert_used;
+    const int64_t acc_bytes = (int64_t)seq->n_row * m->config.d_model * (int64_t)sizeof(float);
     mm_moe_args b = *a;
-    memcpy(k->buf.x, a->x, stream_bytes(m, seq));
-    b.x = k->buf.x;
-    b.h_out = k->buf.h;
-    b.acc = k->buf.acc;
+    MM_TRY(pull(m, k->want.x, a->x, stream_bytes(m)));
+    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    MM_TRY(pull_ints(m, k->have.experts, a->experts, n_id));
+    MM_TRY(pull(m, k->have.expert_weights, a->weights, n_id * (int64_t)sizeof(float)));
     if (a->accumulate)
-        memcpy(b.acc, a->acc, (size_t)seq->n_row * (size_t)m->config.d_model * sizeof *b.acc);
-    MM_TRY(k->ref->ops->moe(&k->ctx, seq, &b));
+        MM_TRY(pull(m, k->want.acc, a->acc, acc_bytes));
+    b.w = &host_layer(m, layer)->expert;
+    b.h = k->have.h;
+    b.experts = k->have.experts;
+    b.weights = k->have.expert_weights;
+    b.acc = k->want.acc;
+    b.x = k->want.x;
+    b.norm_w = host_norm_after(m, layer);
+    b.h_out = k->want.h;
+    MM_TRY(k->ref->ops->moe(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->moe(c, seq, a));
-    if (a->finish)
-        compare_stream(m, "moe x", "moe h", layer_of(m, a->w), seq, a->x, a->h_out);
-    return MM_OK;
+    return a->finish ? compare_stream(m, "moe x", "moe h", layer, a->x, a->h_out) : MM_OK;
 }
 
 static mm_status check_head(const mm_op_context *c, const mm_head_args *a)
 {
     mm_model *m = model_of(c);
     struct mm_check_state *k = m->check;
+    const int64_t n = (int64_t)a->n_out * m->config.n_vocab;
     mm_head_args b = *a;
-    b.logits = k->logits;
+    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    MM_TRY(pull_ints(m, k->row, a->row, a->n_out));
+    b.w = m->host.layer != NULL ? &m->host.head : &m->head;
+    b.h = k->have.h;
+    b.row = k->row;
+    b.logits = k->want_logits;
     MM_TRY(k->ref->ops->head(&k->ctx, &b));
     MM_TRY(k->real->head(c, a));
-    compare(m, "head logits", -1, a->logits, b.logits, MM_DTYPE_F32,
-            (int64_t)a->n_out * m->config.n_vocab);
+    MM_TRY(pull(m, k->have_logits, a->logits, n * (int64_t)sizeof(float)));
+    compare(m, "head logits", -1, k->have_logits, b.logits, MM_DTYPE_F32, n);
     return MM_OK;
 }
 
@@ -326,25 +505,62 @@ static mm_status open_plane(struct mm_check_state *k, mm_plane *p, const mm_plan
                : alloc(k, (void **)&p->scale, n_row * mm_cache_row_scale_bytes(p->format, p->dim));
 }
 
-static mm_status open_memory(mm_model *m, struct mm_check_state *k)
+static mm_status open_cache(mm_model *m, struct mm_check_state *k, mm_layer_cache *c)
+{
+    for (int32_t i = 0; i < m->config.n_layer; i++)
+        if (m->layer[i].is_sparse && c->ik.data == NULL)
+            MM_TRY(open_plane(k, &c->ik, &m->cache[i].ik));
+    MM_TRY(open_plane(k, &c->k, &m->cache[0].k));
+    return open_plane(k, &c->v, &m->cache[0].v);
+}
+
+static mm_status open_buffers(const mm_model *m, struct mm_check_state *k, mm_buffers *b)
 {
     const mm_op_shape *s = &m->shape;
     const int64_t T = s->max_rows, act = (int64_t)mm_dtype_size(s->act);
-    for (int32_t i = 0; i < m->config.n_layer; i++)
-        if (m->layer[i].is_sparse && k->cache.ik.data == NULL)
-            MM_TRY(open_plane(k, &k->cache.ik, &m->cache[i].ik));
-    MM_TRY(open_plane(k, &k->cache.k, &m->cache[0].k));
-    MM_TRY(open_plane(k, &k->cache.v, &m->cache[0].v));
-    MM_TRY(alloc(k, &k->buf.x, T * s->d_model * act));
-    MM_TRY(alloc(k, &k->buf.h, T * s->d_model * act));
-    MM_TRY(alloc(k, &k->buf.q, T * s->n_head * s->head_dim * act));
-    MM_TRY(alloc(k, &k->buf.o, T * s->n_head * s->head_dim * act));
-    MM_TRY(alloc(k, &k->buf.iq, T * s->n_index_head * s->index_dim * act));
-    MM_TRY(alloc(k, (void **)&k->buf.experts, T * s->n_expert_used * 4));
-    MM_TRY(alloc(k, (void **)&k->buf.expert_weights, T * s->n_expert_used * 4));
-    MM_TRY(alloc(k, (void **)&k->buf.acc, T * s->d_model * 4));
-    MM_TRY(alloc(k, (void **)&k->buf.blocks, T * s->n_index_head * s->n_top_block * 2));
-    return alloc(k, (void **)&k->logits, (int64_t)s->max_logit_rows * s->n_vocab * 4);
+    MM_TRY(alloc(k, &b->x, T * s->d_model * act));
+    MM_TRY(alloc(k, &b->h, T * s->d_model * act));
+    MM_TRY(alloc(k, &b->q, T * s->n_head * s->head_dim * act));
+    MM_TRY(alloc(k, &b->o, T * s->n_head * s->head_dim * act));
+    MM_TRY(alloc(k, &b->iq, T * s->n_index_head * s->index_dim * act));
+    MM_TRY(alloc(k, (void **)&b->experts, T * s->n_expert_used * 4));
+    MM_TRY(alloc(k, (void **)&b->expert_weights, T * s->n_expert_used * 4));
+    MM_TRY(alloc(k, (void **)&b->acc, T * s->d_model * 4));
+    return alloc(k, (void **)&b->blocks, T * s->n_index_head * s->n_top_block * 2);
+}
+
+static mm_status open_step(const mm_model *m, struct mm_check_state *k)
+{
+    const mm_op_shape *s = &m->shape;
+    const int64_t T = s->max_rows, S = s->max_seqs + 1;
+    const int64_t n_page = mm_ceil_div(s->max_model_len, MM_PAGE);
+    k->seq.slots = &k->slots;
+    MM_TRY(alloc(k, (void **)&k->seq.row_start, (S + 1) * 4));
+    MM_TRY(alloc(k, (void **)&k->seq.slot, S * 4));
+    MM_TRY(alloc(k, (void **)&k->seq.row_seq, T * 4));
+    MM_TRY(alloc(k, (void **)&k->seq.pos, T * 4));
+    MM_TRY(alloc(k, (void **)&k->seq.token, T * 4));
+    MM_TRY(alloc(k, (void **)&k->slots.page_table, S * n_page * 4));
+    MM_TRY(alloc(k, (void **)&k->slots.last_token, S * 4));
+    return alloc(k, (void **)&k->row, s->max_logit_rows * 4);
+}
+
+static mm_status open_memory(mm_model *m, struct mm_check_state *k)
+{
+    const mm_op_shape *s = &m->shape;
+    const int64_t rope = (int64_t)s->max_model_len * s->n_rotary * 4;
+    const int64_t logits = (int64_t)s->max_logit_rows * s->n_vocab * 4;
+    MM_TRY(open_step(m, k));
+    MM_TRY(open_cache(m, k, &k->want_cache));
+    MM_TRY(open_cache(m, k, &k->have_cache));
+    MM_TRY(open_buffers(m, k, &k->want));
+    MM_TRY(open_buffers(m, k, &k->have));
+    MM_TRY(alloc(k, (void **)&k->want_logits, logits));
+    MM_TRY(alloc(k, (void **)&k->have_logits, logits));
+    void *table;
+    MM_TRY(alloc(k, &table, rope));
+    k->ctx.rope = table;
+    return pull(m, table, m->ctx.rope, rope);
 }
 
 mm_status mm_check_open(mm_model *m)
@@ -352,10 +568,9 @@ mm_status mm_check_open(mm_model *m)
     m->ops = m->backend->ops;
     if (!mm_env_get()->check)
         return MM_OK;
-    if (!m->backend->props.is_host || m->ctx.comm->world != 1)
-        return MM_FAIL_PARAM(
-            MM_E_CONFIG, "MM_CHECK", -1,
-            "MM_CHECK=1 runs ref on the same memory: use backend \"cpu\" and one rank");
+    if (m->ctx.comm->world != 1)
+        return MM_FAIL_PARAM(MM_E_CONFIG, "MM_CHECK", -1,
+                             "MM_CHECK=1 runs ref beside one rank: use tensor_parallel_size=1");
     struct mm_check_state *k = calloc(1, sizeof *k);
     if (k == NULL)
         return MM_FAIL(MM_E_NOMEM, "no memory for MM_CHECK");

@@ -1,6 +1,6 @@
 /* check.h: MM_CHECK=1. Every op of the model runs a second time on ref, from the same inputs, and
  * the first result that lies outside the tolerance of its type is logged by op, layer and element.
- * Host backends, one rank. */
+ * Any backend, one rank; inputs and results are copied to the host, so it is slow. */
 #ifndef MM_MODEL_CHECK_H
 #define MM_MODEL_CHECK_H
 #include "csrc/model/model.h"

@@ -75,55 +75,63 @@ static bool contains(const char *name, const char *part)
     return strstr(name, part) != NULL;
 }
 
-mm_weight_format mm_dummy_format(const char *name, bool quantized)
+mm_weight_format mm_dummy_format(const char *name, int32_t quantized)
 {
-    if (!quantized || contains(name, "embed_tokens") || contains(name, "lm_head"))
+    if (quantized == 0 || contains(name, "embed_tokens") || contains(name, "lm_head"))
         return MM_WEIGHT_BF16;
-    return contains(name, ".experts.") ? MM_WEIGHT_NVFP4 : MM_WEIGHT_MXFP8;
+    return contains(name, ".experts.") && quantized != 2 ? MM_WEIGHT_NVFP4 : MM_WEIGHT_MXFP8;
 }
+
+/* ---------------------------------------------------------------- rows of a matrix */
 
 enum { BF16_BITS = 12 };
 
+/* One matrix being filled: rows are independent, so threads share them. */
+typedef struct fill {
+    uint64_t key;
+    mm_slice s;
+    const mm_weight *m;
+    uint16_t bf16[1 << BF16_BITS]; /* table of BF16 values */
+    uint8_t e4m3[256];             /* table of MXFP8 codes */
+    int exponent;                  /* of the larger MXFP8 scale */
+} fill;
+
 /* Four elements of a word, the last word of a row cut short. Slices begin at a multiple of 4. */
-static void fill_bf16(uint64_t key, double std, mm_slice s, const mm_weight *m)
+static void fill_bf16(void *ctx, int64_t begin, int64_t end, int i_thread)
 {
-    uint16_t table[1 << BF16_BITS];
-    for (uint32_t i = 0; i < 1u << BF16_BITS; i++)
-        table[i] = mm_bf16_from_f32((float)(std * quantile_at(i, BF16_BITS)));
-    for (int64_t r = 0; r < s.n_row; r++) {
-        uint16_t *row = (uint16_t *)((uintptr_t)m->data + (uintptr_t)(r * m->data_stride));
-        const uint64_t row_at = row_key(key, s.row + r);
-        for (int64_t c = 0; c < s.n_col; c += 4) {
-            const uint64_t word = word_at(row_at, (s.col + c) / 4);
-            const int n = (int)mm_min_i64(4, s.n_col - c);
+    const fill *f = ctx;
+    (void)i_thread;
+    for (int64_t r = begin; r < end; r++) {
+        uint16_t *row = (uint16_t *)((uintptr_t)f->m->data + (uintptr_t)(r * f->m->data_stride));
+        const uint64_t row_at = row_key(f->key, f->s.row + r);
+        for (int64_t c = 0; c < f->s.n_col; c += 4) {
+            const uint64_t word = word_at(row_at, (f->s.col + c) / 4);
+            const int n = (int)mm_min_i64(4, f->s.n_col - c);
             for (int j = 0; j < n; j++)
-                row[c + j] = table[(word >> (16 * j)) & ((1 << BF16_BITS) - 1)];
+                row[c + j] = f->bf16[(word >> (16 * j)) & ((1 << BF16_BITS) - 1)];
         }
     }
 }
 
-/* Codes are e4m3 of a normal times `unit`; a block's exponent is one of two, by a hash bit. */
-static void fill_mxfp8(uint64_t key, double std, mm_slice s, const mm_weight *m)
+/* Codes are e4m3 of a normal times a unit; a block's exponent is one of two, by a hash bit. */
+static void fill_mxfp8(void *ctx, int64_t begin, int64_t end, int i_thread)
 {
-    /* the scales 2^k and 2^(k-1) have the mean square 0.625 * 4^k; unit in [32, 64):
-     * |code| < 448 */
-    int k;
-    const double unit = 64.0 * frexp(std / sqrt(0.625), &k);
-    k -= 6;
-    uint8_t table[256];
-    for (uint32_t i = 0; i < 256; i++)
-        table[i] = mm_e4m3_from_f32((float)(unit * quantile_at(i, 8)));
-    for (int64_t r = 0; r < s.n_row; r++) {
+    const fill *f = ctx;
+    const mm_weight *m = f->m;
+    (void)i_thread;
+    for (int64_t r = begin; r < end; r++) {
         uint8_t *row = (uint8_t *)(uintptr_t)m->data + r * m->data_stride;
         uint8_t *scale = (uint8_t *)(uintptr_t)m->scale + r * m->scale_stride;
-        const uint64_t row_at = row_key(key, s.row + r), scale_at = row_key(~key, s.row + r);
-        for (int64_t c = 0; c < s.n_col; c += 8) { /* slices are multiples of 32 */
-            const uint64_t word = word_at(row_at, (s.col + c) / 8);
+        const uint64_t row_at = row_key(f->key, f->s.row + r),
+                       scale_at = row_key(~f->key, f->s.row + r);
+        for (int64_t c = 0; c < f->s.n_col; c += 8) { /* slices are multiples of 32 */
+            const uint64_t word = word_at(row_at, (f->s.col + c) / 8);
             for (int j = 0; j < 8; j++)
-                row[c + j] = table[(word >> (8 * j)) & 255];
+                row[c + j] = f->e4m3[(word >> (8 * j)) & 255];
         }
-        for (int64_t b = 0; b < s.n_col / 32; b++)
-            scale[b] = (uint8_t)(127 + k - (int)(word_at(scale_at, s.col / 32 + b) & 1));
+        for (int64_t b = 0; b < f->s.n_col / 32; b++)
+            scale[b] =
+                (uint8_t)(127 + f->exponent - (int)(word_at(scale_at, f->s.col / 32 + b) & 1));
     }
 }
 
@@ -146,45 +154,88 @@ static void make_pairs_once(void)
 }
 
 /* Block scales are e4m3 near 64 and the global scale divides it out, as in released files. */
-static void fill_nvfp4(uint64_t key, double std, mm_slice s, mm_weight *m)
+static const uint8_t nvfp4_scales[4] = {0x66, 0x68, 0x6A, 0x6C}; /* 56, 64, 80, 96 */
+
+static void fill_nvfp4(void *ctx, int64_t begin, int64_t end, int i_thread)
 {
-    static const uint8_t scales[4] = {0x66, 0x68, 0x6A, 0x6C}; /* 56, 64, 80, 96 */
-    double square = 0.0;
-    for (int i = 0; i < 4; i++)
-        square += 0.25 * (double)mm_f32_from_e4m3(scales[i]) * (double)mm_f32_from_e4m3(scales[i]);
-    m->global_scale = (float)(2.0 * sqrt(square) / std);
-    pthread_once(&e2m1_once, make_pairs_once);
-    for (int64_t r = 0; r < s.n_row; r++) {
+    const fill *f = ctx;
+    const mm_weight *m = f->m;
+    (void)i_thread;
+    for (int64_t r = begin; r < end; r++) {
         uint8_t *row = (uint8_t *)(uintptr_t)m->data + r * m->data_stride;
         uint8_t *scale = (uint8_t *)(uintptr_t)m->scale + r * m->scale_stride;
-        const uint64_t row_at = row_key(key, s.row + r), scale_at = row_key(~key, s.row + r);
-        for (int64_t c = 0; c < s.n_col; c += 8) { /* slices are multiples of 16 */
-            const uint64_t word = word_at(row_at, (s.col + c) / 8);
+        const uint64_t row_at = row_key(f->key, f->s.row + r),
+                       scale_at = row_key(~f->key, f->s.row + r);
+        for (int64_t c = 0; c < f->s.n_col; c += 8) { /* slices are multiples of 16 */
+            const uint64_t word = word_at(row_at, (f->s.col + c) / 8);
             for (int j = 0; j < 4; j++)
                 row[c / 2 + j] = e2m1_pair[(word >> (16 * j)) & 0xFFFF];
         }
-        for (int64_t b = 0; b < s.n_col / 16; b++)
-            scale[b] = scales[word_at(scale_at, s.col / 16 + b) & 3];
+        for (int64_t b = 0; b < f->s.n_col / 16; b++)
+            scale[b] = nvfp4_scales[word_at(scale_at, f->s.col / 16 + b) & 3];
     }
 }
 
-void mm_dummy_matrix(uint64_t seed, const char *name, int64_t n_in, mm_slice s, mm_weight *out)
+/* The scales 2^k and 2^(k-1) have the mean square 0.625 * 4^k; the unit lies in [32, 64): |code| <
+ * 448. */
+static void prepare_mxfp8(fill *f, double std)
 {
-    const uint64_t key = name_key(seed, name);
-    const double std = contains(name, "embed_tokens") ? 1.0 : 1.0 / sqrt((double)n_in);
-    if (out->format == MM_WEIGHT_NVFP4)
-        fill_nvfp4(key, std, s, out);
-    else if (out->format == MM_WEIGHT_MXFP8)
-        fill_mxfp8(key, std, s, out);
-    else
-        fill_bf16(key, std, s, out);
+    const double unit = 64.0 * frexp(std / sqrt(0.625), &f->exponent);
+    f->exponent -= 6;
+    for (uint32_t i = 0; i < 256; i++)
+        f->e4m3[i] = mm_e4m3_from_f32((float)(unit * quantile_at(i, 8)));
 }
 
-void mm_dummy_floats(uint64_t seed, const char *name, int64_t n_row, int64_t n_col, float *out)
+static float nvfp4_global_scale(double std)
 {
-    const uint64_t key = name_key(seed, name);
-    const double std = n_row > 0 ? 1.0 / sqrt((double)n_col) : 0.05; /* router : norm or bias */
-    const int64_t n = mm_max_i64(n_row, 1) * n_col;
-    for (int64_t i = 0; i < n; i++)
-        out[i] = (float)(std * quantile_at((uint32_t)(word_at(key, i) >> 44), 20));
+    double square = 0.0;
+    for (int i = 0; i < 4; i++)
+        square += 0.25 * (double)mm_f32_from_e4m3(nvfp4_scales[i]) *
+                  (double)mm_f32_from_e4m3(nvfp4_scales[i]);
+    return (float)(2.0 * sqrt(square) / std);
+}
+
+void mm_dummy_matrix(mm_pool *pool, uint64_t seed, const char *name, int64_t n_in, mm_slice s,
+                     mm_weight *out)
+{
+    const double std = contains(name, "embed_tokens") ? 1.0 : 1.0 / sqrt((double)n_in);
+    fill f = {.key = name_key(seed, name), .s = s, .m = out};
+    mm_pool_body body = fill_bf16;
+    if (out->format == MM_WEIGHT_NVFP4) {
+        out->global_scale = nvfp4_global_scale(std);
+        pthread_once(&e2m1_once, make_pairs_once);
+        body = fill_nvfp4;
+    } else if (out->format == MM_WEIGHT_MXFP8) {
+        prepare_mxfp8(&f, std);
+        body = fill_mxfp8;
+    } else {
+        for (uint32_t i = 0; i < 1u << BF16_BITS; i++)
+            f.bf16[i] = mm_bf16_from_f32((float)(std * quantile_at(i, BF16_BITS)));
+    }
+    mm_pool_run(pool, s.n_row, 1, body, &f);
+}
+
+/* ---------------------------------------------------------------- vectors */
+
+typedef struct fill_floats {
+    uint64_t key;
+    double std;
+    float *out;
+} fill_floats;
+
+static void fill_f32(void *ctx, int64_t begin, int64_t end, int i_thread)
+{
+    const fill_floats *f = ctx;
+    (void)i_thread;
+    for (int64_t i = begin; i < end; i++)
+        f->out[i] = (float)(f->std * quantile_at((uint32_t)(word_at(f->key, i) >> 44), 20));
+}
+
+void mm_dummy_floats(mm_pool *pool, uint64_t seed, const char *name, int64_t n_row, int64_t n_col,
+                     float *out)
+{
+    fill_floats f = {.key = name_key(seed, name),
+                     .std = n_row > 0 ? 1.0 / sqrt((double)n_col) : 0.05, /* router : norm, bias */
+                     .out = out};
+    mm_pool_run(pool, mm_max_i64(n_row, 1) * n_col, 4096, fill_f32, &f);
 }

@@ -6,11 +6,13 @@
 #define MM_MODEL_DUMMY_H
 #include "csrc/model/weights.h"
 
-/* What a matrix of this name is stored as: released formats (quantized) or BF16. */
-mm_weight_format mm_dummy_format(const char *name, bool quantized);
+/* What a matrix of this name is stored as; quantized: mm_engine_options.dummy_quantized. */
+mm_weight_format mm_dummy_format(const char *name, int32_t quantized);
 /* Fills codes and scales of the slice; out describes memory of that shape already (data, scale,
- * strides). */
-void mm_dummy_matrix(uint64_t seed, const char *name, int64_t n_in, mm_slice s, mm_weight *out);
+ * strides). pool NULL: the caller's thread alone; the values are the same. */
+void mm_dummy_matrix(mm_pool *pool, uint64_t seed, const char *name, int64_t n_in, mm_slice s,
+                     mm_weight *out);
 /* Values of a norm, router or bias. */
-void mm_dummy_floats(uint64_t seed, const char *name, int64_t n_row, int64_t n_col, float *out);
+void mm_dummy_floats(mm_pool *pool, uint64_t seed, const char *name, int64_t n_row, int64_t n_col,
+                     float *out);
 #endif

@@ -8,9 +8,11 @@
 #include "kernels/backend.h"
 #include "kernels/ops.h"
 
+struct mm_model;
 typedef struct mm_weights mm_weights; /* weights.h: mappings, slots, owned buffers */
 struct mm_probe_state;                /* probe.h */
 struct mm_check_state;                /* check.h */
+struct mm_profile_state;              /* profile.h */
 
 typedef struct mm_model_options {
     const mm_engine_options *engine; /* config, load, weights, dtype, formats, limits, poll */
@@ -19,6 +21,10 @@ typedef struct mm_model_options {
     int32_t shard_rank, shard_world; /* which slice of the weights */
     int64_t n_page;                  /* pages of every layer's planes */
     int32_t max_logit_rows;
+    /* Called when all sizes are known (m->memory) and nothing is loaded: chooses n_page, or refuses
+     * the model. NULL: n_page above. */
+    mm_status (*plan)(void *ctx, const struct mm_model *m, int64_t *n_page);
+    void *plan_ctx;
 } mm_model_options;
 
 typedef struct mm_model {
@@ -33,16 +39,22 @@ typedef struct mm_model {
     mm_layer_cache *cache; /* [n_layer], backend memory */
     int64_t n_page;
     mm_buffers buf;
+    struct { /* device backends: weights in checkpoint order in host memory, with MM_CHECK only */
+        mm_layer *layer;
+        mm_weight embed, head;
+        const float *final_norm;
+    } host;
     mm_memory_line memory[16]; /* what it holds, by purpose */
     int32_t n_memory;
     int64_t n_tensor_unused;
+    int64_t scratch_bytes; /* of the stream */
     /* what follows is model/'s own */
-    const mm_ops *ops;            /* the backend's, or check.c's around them */
-    struct mm_check_state *check; /* NULL without MM_CHECK */
-    struct mm_probe_state *probe; /* NULL without MM_PROBE and MM_DUMP */
-    void *stage;  /* host memory (pinned) of MM_MODEL_STAGE bytes: traces, probes, the rope table */
-    void **block; /* [n_block] backend memory */
-    int32_t n_block;
+    const mm_ops *ops;                /* the backend's, or check.c's around them */
+    struct mm_check_state *check;     /* NULL without MM_CHECK */
+    struct mm_probe_state *probe;     /* NULL without MM_PROBE and MM_DUMP */
+    struct mm_profile_state *profile; /* NULL without MM_PROFILE */
+    void *stage; /* host memory (pinned) of MM_MODEL_STAGE bytes: traces, probes, the rope table */
+    void *block[3]; /* backend memory: activations, rope table, pages */
 } mm_model;
 #define MM_MODEL_STAGE ((size_t)1 << 20)
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "csrc/base/env.h"
 #include "csrc/base/half.h"
 #include "csrc/base/log.h"
 #include "csrc/model/dummy.h"
@@ -41,15 +42,17 @@ mm_status mm_weights_open(mm_weights **out, const mm_engine_options *o, mm_backe
         return MM_FAIL(MM_E_NOMEM, "no memory for the weight table");
     w->options = o;
     w->backend = b;
-    w->ctx = ctx;
+    w->ctx = *ctx;
+    w->ctx.stream = NULL;
+    w->keeps_host = !b->props.is_host && mm_env_get()->check != 0;
     if (o->load == MM_LOAD_FILES) {
         const mm_status st = mm_tensors_open(&w->tensors, o->weights);
         if (st != MM_OK) {
             free(w);
             return st;
         }
-        w->check_scales = !b->props.is_host || o->verify != 0 ||
-                          scale_bytes_total(&w->tensors) < CHECK_SCALES_BELOW;
+        w->check_scales = o->verify >= 0 && (!b->props.is_host || o->verify != 0 ||
+                                             scale_bytes_total(&w->tensors) < CHECK_SCALES_BELOW);
     }
     *out = w;
     return MM_OK;
@@ -59,7 +62,7 @@ mm_status mm_weights_poll(mm_weights *w)
 {
     const mm_engine_options *o = w->options;
     const double now = mm_now();
-    if (o->poll == NULL || now - w->t_poll < 0.1)
+    if (o == NULL || o->poll == NULL || now - w->t_poll < 0.1)
         return MM_OK;
     w->t_poll = now;
     if (o->poll(o->poll_ctx, w->n_done, mm_max_i64(w->n_total, w->n_done)) != 0)
@@ -76,12 +79,6 @@ mm_status mm_weights_judge(mm_weights *w, int64_t *n_unused)
 mm_status mm_weights_verify(const mm_weights *w)
 {
     return mm_tensors_verify(&w->tensors);
-}
-
-void mm_weights_seal(mm_weights *w)
-{
-    mm_tensors_seal(&w->tensors);
-    w->options = NULL;
 }
 
 int64_t mm_weight_bytes(const mm_weight *m)
@@ -105,10 +102,15 @@ static mm_status alloc_in(mm_blocks *blocks, void **out, int64_t n_bytes)
     return MM_OK;
 }
 
+static bool keeps(const mm_weights *w)
+{
+    return w->backend->props.is_host || w->keeps_host;
+}
+
 /* Kept on host backends, gone after the next upload elsewhere. */
 static mm_status own_host(mm_weights *w, void **out, int64_t n_bytes)
 {
-    return alloc_in(w->backend->props.is_host ? &w->owned : &w->temp, out, n_bytes);
+    return alloc_in(keeps(w) ? &w->owned : &w->temp, out, n_bytes);
 }
 
 /* ---------------------------------------------------------------- tensors of a slot */
@@ -337,7 +339,7 @@ static mm_status matrix_from_files(mm_weights *w, const char *base, mm_slice s, 
 static mm_status matrix_from_dummy(mm_weights *w, const char *base, mm_slice s, mm_weight *m)
 {
     const int64_t n_in = m->n_in;
-    m->format = mm_dummy_format(base, w->options->dummy_quantized != 0);
+    m->format = mm_dummy_format(base, w->options->dummy_quantized);
     if ((m->format == MM_WEIGHT_MXFP8 && n_in % 32 != 0) ||
         (m->format == MM_WEIGHT_NVFP4 && n_in % 16 != 0)) {
         mm_problems_add(&w->problems, base,
@@ -360,7 +362,7 @@ static mm_status matrix_from_dummy(mm_weights *w, const char *base, mm_slice s, 
         MM_TRY(own_host(w, &scale, m->n_out * m->scale_stride));
     m->data = data;
     m->scale = scale;
-    mm_dummy_matrix(w->options->dummy_seed, base, n_in, s, m);
+    mm_dummy_matrix(w->pool, w->options->dummy_seed, base, n_in, s, m);
     if (w->backend->props.is_host)
         w->n_done += mm_weight_bytes(m);
     return mm_weights_poll(w);
@@ -403,26 +405,16 @@ mm_status mm_weights_floats(mm_weights *w, const char *name, int64_t n_row, int6
 {
     *out = NULL;
     const int64_t n_bytes = mm_max_i64(n_row, 1) * n_col * 4;
+    const bool is_dummy = w->options->load == MM_LOAD_DUMMY;
     if (w->is_counting)
         return MM_OK;
-    void *host, *device;
-    MM_TRY(own_host(w, &host, n_bytes));
+    void *host;
+    MM_TRY(alloc_in(keeps(w) ? &w->owned : is_dummy ? &w->temp : &w->vectors, &host, n_bytes));
     memset(host, 0, (size_t)n_bytes);
-    if (w->options->load == MM_LOAD_DUMMY)
-        mm_dummy_floats(w->options->dummy_seed, name, n_row, n_col, host);
+    if (is_dummy)
+        mm_dummy_floats(w->pool, w->options->dummy_seed, name, n_row, n_col, host);
     else
         floats_from_files(w, name, n_row, n_col, host);
     *out = host;
-    if (w->backend->props.is_host)
-        return MM_OK;
-    mm_weight rows = {.format = MM_WEIGHT_F32,
-                      .n_out = 1,
-                      .n_in = n_bytes / 4,
-                      .data = host,
-                      .data_stride = n_bytes};
-    mm_weight *const list[1] = {&rows};
-    MM_TRY(mm_weights_place(w, list, 1));
-    device = (void *)(uintptr_t)rows.data;
-    *out = device;
     return MM_OK;
 }

@@ -313,6 +313,31 @@ static PyObject *engine_reset_prefix_cache(PyObject *obj, PyObject *Py_UNUSED(ig
     Py_RETURN_NONE;
 }
 
+static PyObject *engine_pause(PyObject *obj, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"how", "timeout", NULL};
+    static const char *const how_names[] = {"none", "drain", "freeze"};
+    mm_py_engine *self = (mm_py_engine *)obj;
+    mm_py_state *state = mm_py_state_of(Py_TYPE(obj));
+    const char *name;
+    double timeout = 0;
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "s|d:pause", names, &name, &timeout))
+        return NULL;
+    int how = 0;
+    while (how < 3 && strcmp(name, how_names[how]) != 0)
+        how++;
+    mm_engine *e = mm_py_engine_get(self);
+    if (e == NULL)
+        return NULL;
+    int32_t is_settled = 0;
+    mm_status st;
+    self->n_use++;
+    Py_BEGIN_ALLOW_THREADS st = mm_engine_pause(e, (mm_pause)how, timeout, &is_settled);
+    Py_END_ALLOW_THREADS self->n_use--;
+    return st == MM_OK ? PyBool_FromLong(is_settled) : mm_py_raise(state, st);
+}
+
 static PyObject *engine_stats(PyObject *obj, PyObject *Py_UNUSED(ignored))
 {
     mm_py_engine *self = (mm_py_engine *)obj;
@@ -387,6 +412,7 @@ static PyMethodDef engine_methods[] = {
      "put_mask(request_id, i_token, words): allowed tokens as bits"},
     {"reset_prefix_cache", engine_reset_prefix_cache, METH_NOARGS,
      "Drops every unreferenced cached page."},
+    {"pause", KEYWORDS(engine_pause), "pause(how, timeout=0) -> settled; how: none, drain, freeze"},
     {"stats", engine_stats, METH_NOARGS, "Counters, by name."},
     {"memory", engine_memory, METH_NOARGS, "(what, kind, bytes) of everything the engine holds."},
     {"info", engine_info, METH_NOARGS, "What was chosen at open."},

@@ -180,6 +180,8 @@ typedef struct mm_py_waiter {
 mm_engine *mm_py_engine_get(mm_py_engine *self);
 /* trace.c: Engine.submit_trace */
 PyObject *mm_py_engine_submit_trace(PyObject *self, PyObject *args, PyObject *kwargs);
+/* plan.c: _core.plan */
+PyObject *mm_py_plan(PyObject *module, PyObject *args, PyObject *kwargs);
 /* New Waiter on an engine that mm_py_engine_get accepted. */
 PyObject *mm_py_waiter_new(mm_py_engine *engine);
 mm_waiter *mm_py_waiter_get(mm_py_waiter *self, const mm_py_engine *engine);

@@ -97,6 +97,8 @@ static PyMethodDef core_functions[] = {
      "Raises ConfigError when the forward pass cannot run such a model."},
     {"page_bytes", (PyCFunction)(void (*)(void))core_page_bytes, METH_VARARGS | METH_KEYWORDS,
      "Bytes of one page (128 tokens) over all layers on one rank."},
+    {"plan", (PyCFunction)(void (*)(void))mm_py_plan, METH_VARARGS | METH_KEYWORDS,
+     "What an engine with these options would take; nothing is loaded."},
     {"backends", core_backends, METH_NOARGS, "(name, usable, text) of every backend."},
     {"log_drain", core_log_drain, METH_NOARGS, "Queued log lines of the core: (level, text)."},
     {"env_table", core_env_table, METH_NOARGS, "(name, value, help) of every MM_* variable."},

@@ -28,6 +28,7 @@ static const mm_py_field option_fields[] = {
     NAMED(load, mm_py_load_names),
     OPTION(dummy_seed, MM_PY_U64),
     OPTION(dummy_quantized, MM_PY_I32),
+    OPTION(dummy_context, MM_PY_I32),
     OPTION(verify, MM_PY_I32),
     NAMED(dtype, mm_py_dtype_names),
     NAMED(kv_format, mm_py_cache_names),
@@ -45,6 +46,7 @@ static const mm_py_field option_fields[] = {
     OPTION(batch_invariant, MM_PY_I32),
     OPTION(enable_prefix_cache, MM_PY_I32),
     OPTION(priority_policy, MM_PY_I32),
+    OPTION(enforce_eager, MM_PY_I32),
     OPTION(run_ahead, MM_PY_I32),
 };
 _Static_assert(sizeof(mm_dtype) == sizeof(int) && sizeof(mm_cache_format) == sizeof(int) &&
@@ -243,6 +245,9 @@ int mm_py_read_options(const mm_py_state *state, mm_py_scratch *s, const mm_py_o
         } else if (rc == 0 && strcmp(name, "device") == 0) {
             int32_t n_device = 0;
             rc = mm_py_read_i32_list(&r, name, value, &out->device, &n_device) < 0 ? -1 : 1;
+        } else if (rc == 0 && strcmp(name, "graph_size") == 0) {
+            rc = mm_py_read_i32_list(&r, name, value, &out->graph_size, &out->n_graph_size);
+            rc = rc < 0 ? -1 : 1;
         }
         if (rc == 0)
             rc = mm_py_raise_unknown(&r, name);

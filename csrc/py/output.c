@@ -148,6 +148,9 @@ PyObject *mm_py_stats_dict(const mm_engine_stats *s)
         rc = mm_py_dict_take(d, ints[i].name, PyLong_FromLongLong(ints[i].value));
     if (rc < 0 || mm_py_dict_take(d, "t_step_total", PyFloat_FromDouble(s->t_step_total)) < 0 ||
         mm_py_dict_take(d, "t_step_last", PyFloat_FromDouble(s->t_step_last)) < 0 ||
+        mm_py_dict_take(d, "t_step_p50", PyFloat_FromDouble(s->t_step_p50)) < 0 ||
+        mm_py_dict_take(d, "t_step_p99", PyFloat_FromDouble(s->t_step_p99)) < 0 ||
+        mm_py_dict_take(d, "t_host_total", PyFloat_FromDouble(s->t_host_total)) < 0 ||
         mm_py_dict_take(d, "weight_version", PyLong_FromUnsignedLongLong(s->weight_version)) < 0)
         Py_CLEAR(d);
     return d;

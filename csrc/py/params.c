@@ -33,6 +33,7 @@ static const mm_py_field fields[] = {
     FIELD(want_sampling_logprob, MM_PY_I32),
     FIELD(n_prompt_logprob, MM_PY_I32),
     FIELD(prompt_logprob_start, MM_PY_I32),
+    NAMED(prompt_logprob_mode, mm_py_logprob_names),
     NAMED(think_start, mm_py_think_names),
     FIELD(think_close_token, MM_PY_I32),
     FIELD(think_budget, MM_PY_I32),

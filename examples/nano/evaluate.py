@@ -64,7 +64,7 @@ def needle_prompt(seed: int, tokens: int, depth: float) -> tuple[str, str]:
 
 
 def load_records() -> list[dict[str, Any]]:
-    files = (HELDOUT, HELDOUT.with_name("heldout_free.jsonl"))
+    files = (HELDOUT, *(HELDOUT.with_name(f"heldout_{n}.jsonl") for n in ("free", "blind")))
     recs = [json.loads(x) for f in files for x in f.read_text(encoding="utf-8").splitlines()]
     for r in recs:
         if "needle" in r:
@@ -79,6 +79,8 @@ def conversation(r: dict[str, Any], mode: str, effort: str | None = None) -> Con
 
 
 class Torch:
+    selects = ("random", "dense")  # other ways to choose blocks that it can run
+
     def __init__(self, init: Path, quant: bool, device: str) -> None:
         import model as M
         import torch
@@ -123,11 +125,13 @@ class Torch:
 class Engine:
     """The same prompts through the engine, token for token: the rendered text goes to generate()."""
 
+    selects = ()
+
     def __init__(self, model: str) -> None:
         import minimax_m31
 
         self.mm = minimax_m31
-        self.llm = minimax_m31.LLM(model)
+        self.llm = minimax_m31.LLM(model, threads=1)
 
     def run(
         self, convs: list[Conversation], select: str, limit: int
@@ -144,7 +148,7 @@ def table(
     backend: Any,
     recs: list[dict[str, Any]],
     dump: Path | None,
-    needles: bool,
+    needles: list[int],
     full: bool,
     modes: list[str],
 ) -> dict[str, Any]:
@@ -212,11 +216,12 @@ def table(
         last = [r for r in hay if r["needle"]["tokens"] == 16000]
         queue += [
             (f"needle {n}", [r for r in hay if r["needle"]["tokens"] == n], "enabled", None)
-            for n in sorted({r["needle"]["tokens"] for r in hay})
+            for n in needles
         ]
-        queue += [("needle 16000 disabled", last, "disabled", None)]
+        if backend.selects:
+            queue += [("needle 16000 disabled", last, "disabled", None)]
         flush("index", 100)
-        for select in ("random", "dense"):
+        for select in backend.selects:
             queue += [(f"needle 16000 {select} blocks", last, "enabled", None)]
             flush(select, 100)
     if dump:
@@ -231,7 +236,9 @@ def main() -> None:
     a.add_argument("--init", type=Path)
     a.add_argument("--engine")
     a.add_argument("--quant", action="store_true")
-    a.add_argument("--needles", action="store_true")
+    a.add_argument(
+        "--needles", type=int, nargs="*", default=[], help="lengths: 4000 8000 12000 16000"
+    )
     a.add_argument("--modes", nargs="*", default=["enabled", "disabled", "adaptive"])
     a.add_argument("--full", action="store_true")
     a.add_argument("--limit-records", type=int, default=0, help="every n-th record only")

@@ -1,6 +1,7 @@
 """Writes the checkpoint folder minimax_m31/nano in the released layout: MXFP8 linears, NVFP4 experts, BF16 embedding, head and norms, F32 router.
 
     python export.py --init ck [--draft ck/draft.pt]
+    python export.py --init ck --bf16 --out DIR       # the same weights before the file formats
 
 Names, dtypes and config nesting are those of the released checkpoint, text part only. The numbers come from quant.py, the same functions
 that the training ran its weights through; nothing is fitted again here.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,10 @@ INPUT_SCALE = {
     "w3": 64.0,
     "w2": 48.0,
 }  # encode scales of a W4A4 path: 2688 over an upper bound of the input
+
+
+def plain_tensors(name: str, w: Tensor, which: str = "") -> dict[str, Tensor]:
+    return {f"{name}.weight": w.bfloat16()}
 
 
 def mxfp8_tensors(name: str, w: Tensor) -> dict[str, Tensor]:
@@ -47,12 +54,19 @@ def nvfp4_tensors(name: str, w: Tensor, which: str) -> dict[str, Tensor]:
     }
 
 
-def attention(out: dict[str, Tensor], base: str, p: M.Params, i: int, index: bool) -> None:
+def attention(
+    out: dict[str, Tensor],
+    base: str,
+    p: M.Params,
+    i: int,
+    index: bool,
+    linear: Callable[[str, Tensor], dict[str, Tensor]] = mxfp8_tensors,
+) -> None:
     names = {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj"} | (
         {"wiq": "index_q_proj", "wik": "index_k_proj"} if index else {}
     )
     for k, n in names.items():
-        out.update(mxfp8_tensors(f"{base}self_attn.{n}", p[k][i]))
+        out.update(linear(f"{base}self_attn.{n}", p[k][i]))
     norms = {"qn": "q_norm", "kn": "k_norm"} | (
         {"iqn": "index_q_norm", "ikn": "index_k_norm"} if index else {}
     )
@@ -62,7 +76,8 @@ def attention(out: dict[str, Tensor], base: str, p: M.Params, i: int, index: boo
     out[f"{base}post_attention_layernorm.weight"] = p["ln2"][i].bfloat16()
 
 
-def target_tensors(p: M.Params, c: M.Config) -> dict[str, Tensor]:
+def target_tensors(p: M.Params, c: M.Config, plain: bool = False) -> dict[str, Tensor]:
+    linear, expert = (plain_tensors, plain_tensors) if plain else (mxfp8_tensors, nvfp4_tensors)
     out = {
         f"{P}embed_tokens.weight": p["embed"].bfloat16(),
         f"{P}norm.weight": p["norm"].bfloat16(),
@@ -70,10 +85,10 @@ def target_tensors(p: M.Params, c: M.Config) -> dict[str, Tensor]:
     }
     for i in range(c.layers):
         base = f"{P}layers.{i}."
-        attention(out, base, p, i, True)
+        attention(out, base, p, i, True, linear)
         if i < c.dense_layers:
             for k, n in (("dg", "gate_proj"), ("du", "up_proj"), ("dd", "down_proj")):
-                out.update(mxfp8_tensors(f"{base}mlp.{n}", p[k][i]))
+                out.update(linear(f"{base}mlp.{n}", p[k][i]))
             continue
         j, moe = i - c.dense_layers, f"{base}block_sparse_moe."
         out[f"{moe}gate.weight"], out[f"{moe}e_score_correction_bias"] = (
@@ -81,10 +96,10 @@ def target_tensors(p: M.Params, c: M.Config) -> dict[str, Tensor]:
             p["bias"][j].float(),
         )
         for k, n in (("sg", "gate_proj"), ("su", "up_proj"), ("sd", "down_proj")):
-            out.update(mxfp8_tensors(f"{moe}shared_experts.{n}", p[k][j]))
+            out.update(linear(f"{moe}shared_experts.{n}", p[k][j]))
         for e in range(c.experts):
             for w in ("w1", "w2", "w3"):
-                out.update(nvfp4_tensors(f"{moe}experts.{e}.{w}", p[w][j, e], w))
+                out.update(expert(f"{moe}experts.{e}.{w}", p[w][j, e], w))
     return out
 
 
@@ -213,7 +228,10 @@ def main() -> None:
     a.add_argument("--init", type=Path, required=True)
     a.add_argument("--draft", type=Path)
     a.add_argument("--out", type=Path, default=NANO)
+    a.add_argument("--bf16", action="store_true", help="no file formats, to compare (needs --out)")
     o = a.parse_args()
+    if o.bf16 and o.out == NANO:
+        a.error("--bf16 makes a folder to compare with, not the one that ships: give --out FOLDER")
     from train import load
 
     p, c, _ = load(o.init, "cpu")
@@ -221,30 +239,32 @@ def main() -> None:
     t = tokenizer()
     o.out.mkdir(parents=True, exist_ok=True)
     save_file(
-        {k: v.contiguous() for k, v in target_tensors(p, c).items()},
+        {k: v.contiguous() for k, v in target_tensors(p, c, o.bf16).items()},
         o.out / "model.safetensors",
         {"format": "pt"},
     )
     (o.out / "model.safetensors").chmod(0o644)
-    write_json(
-        o.out / "config.json",
-        {
-            "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
-            "model_type": "minimax_m3_vl",
-            "torch_dtype": "bfloat16",
-            "tie_word_embeddings": False,
-            "image_token_index": t.token_to_id("]<]image[>["),
-            "video_token_index": t.token_to_id("]<]video[>["),
-            "text_config": text_config(c),
-            "quantization_config": {
-                "quant_method": "mxfp8",
-                "activation_scheme": "dynamic",
-                "weight_block_size": [1, 32],
-                "moe_quant_algo": "NVFP4",
-                "moe_quant_format": "nvfp4-pack-quantized",
-            },
-        },
-    )
+    config: dict[str, Any] = {
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+        "model_type": "minimax_m3_vl",
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        "image_token_index": t.token_to_id("]<]image[>["),
+        "video_token_index": t.token_to_id("]<]video[>["),
+        "text_config": text_config(c),
+    }
+    if not o.bf16:
+        config["quantization_config"] = {
+            "quant_method": "mxfp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [1, 32],
+            "moe_quant_algo": "NVFP4",
+            "moe_quant_format": "nvfp4-pack-quantized",
+        }
+    write_json(o.out / "config.json", config)
+    if o.out != NANO:
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(NANO / name, o.out / name)
     write_json(
         o.out / "generation_config.json",
         {
@@ -265,10 +285,11 @@ def main() -> None:
             o.out / "dspark" / "model.safetensors",
             {"format": "pt"},
         )
+        (o.out / "dspark" / "model.safetensors").chmod(0o644)
         write_json(o.out / "dspark" / "config.json", draft_config(c, d["config"]))
     total = sum(f.stat().st_size for f in o.out.rglob("*") if f.is_file())
     print(f"{total / 1e6:.2f} MB in {o.out}")
-    if total > 16_000_000:
+    if total > 16_000_000 and not o.bf16:
         raise SystemExit("the checkpoint is larger than 16 MB")
 
 

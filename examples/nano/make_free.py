@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from records import calls, exact, obj, write
 
 ASK: list[tuple[str, str]] = [
     ("Sarah had 250 euros. She spent 87 euros on shoes. How much money does she have left?", "163"),
@@ -54,208 +55,83 @@ ASK: list[tuple[str, str]] = [
     ("I have 3 boxes with 24 eggs each and 5 loose eggs. How many eggs do I have?", "77"),
     ("What's the remainder of 47 divided by 6?", "5"),
 ]
-W, CITY = (
-    {"type": "string"},
-    {"type": "string", "description": "The city and state, e.g. San Francisco, CA"},
+
+W, INT = {"type": "string"}, {"type": "integer"}
+CITY = {**W, "description": "The city and state, e.g. San Francisco, CA"}
+
+
+def tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "description": description, "parameters": parameters}
+
+
+WEATHER = tool(
+    "get_current_weather",
+    "Get the current weather in a given location",
+    obj(("unit",), location=CITY, unit={**W, "enum": ["celsius", "fahrenheit"]}),
 )
+TALK = [
+    tool("send_message", "Send a message", obj(recipient=W, message=W)),
+    tool("get_time", "Current time", obj(zone=W)),
+]
+OPERATION = {**W, "enum": ["add", "multiply"]}
+NUMBER = {"type": "number"}
 TOOLS: list[tuple[str, list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]] = [
     (
         "What's the weather like in Boston?",
-        [
-            {
-                "name": "get_current_weather",
-                "description": "Get the current weather in a given location",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        "location": CITY,
-                        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-                    },
-                    "required": ["location"],
-                },
-            }
-        ],
+        [WEATHER],
         [("get_current_weather", {"location": "Boston"})],
     ),
     (
         "How warm is it in Lisbon, in celsius?",
-        [
-            {
-                "name": "get_current_weather",
-                "description": "Get the current weather in a given location",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        "location": CITY,
-                        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-                    },
-                    "required": ["location"],
-                },
-            }
-        ],
+        [WEATHER],
         [("get_current_weather", {"location": "Lisbon", "unit": "celsius"})],
     ),
     (
         "Compare the weather in Rome and Oslo.",
-        [
-            {
-                "name": "weather",
-                "description": "Weather report of a city",
-                "parameters": {"type": "object", "properties": {"city": W}, "required": ["city"]},
-            }
-        ],
+        [tool("weather", "Weather report of a city", obj(city=W))],
         [("weather", {"city": "Rome"}), ("weather", {"city": "Oslo"})],
     ),
     (
         "Multiply 12 by 7 with the calculator.",
-        [
-            {
-                "name": "calculator",
-                "description": "Do a calculation",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        "a": {"type": "number"},
-                        "b": {"type": "number"},
-                        "op": {"type": "string", "enum": ["add", "multiply"]},
-                    },
-                    "required": ["a", "b", "op"],
-                },
-            }
-        ],
+        [tool("calculator", "Do a calculation", obj(a=NUMBER, b=NUMBER, op=OPERATION))],
         [("calculator", {"a": 12, "b": 7, "op": "multiply"})],
     ),
     (
         "Send Maria a message that says 'dinner is ready'.",
-        [
-            {
-                "name": "send_message",
-                "description": "Send a message",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"recipient": W, "message": W},
-                    "required": ["recipient", "message"],
-                },
-            },
-            {
-                "name": "get_time",
-                "description": "Current time",
-                "parameters": {"type": "object", "properties": {"zone": W}, "required": ["zone"]},
-            },
-        ],
+        TALK,
         [("send_message", {"recipient": "Maria", "message": "dinner is ready"})],
     ),
-    (
-        "What is the time in Tokyo?",
-        [
-            {
-                "name": "send_message",
-                "description": "Send a message",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"recipient": W, "message": W},
-                    "required": ["recipient", "message"],
-                },
-            },
-            {
-                "name": "get_time",
-                "description": "Current time",
-                "parameters": {"type": "object", "properties": {"zone": W}, "required": ["zone"]},
-            },
-        ],
-        [("get_time", {"zone": "Tokyo"})],
-    ),
+    ("What is the time in Tokyo?", TALK, [("get_time", {"zone": "Tokyo"})]),
     (
         "Set a timer for 25 minutes and tell me the weather in Ghent.",
         [
-            {
-                "name": "start_timer",
-                "description": "Start a timer",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"minutes": {"type": "integer"}},
-                    "required": ["minutes"],
-                },
-            },
-            {
-                "name": "forecast",
-                "description": "Weather forecast",
-                "parameters": {"type": "object", "properties": {"place": W}, "required": ["place"]},
-            },
+            tool("start_timer", "Start a timer", obj(minutes=INT)),
+            tool("forecast", "Weather forecast", obj(place=W)),
         ],
         [("start_timer", {"minutes": 25}), ("forecast", {"place": "Ghent"})],
     ),
     (
         "Add 3 cartons of milk to the shopping list.",
-        [
-            {
-                "name": "add_to_shopping_list",
-                "description": "Put an item on the list",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"item": W, "quantity": {"type": "integer"}},
-                    "required": ["item", "quantity"],
-                },
-            }
-        ],
+        [tool("add_to_shopping_list", "Put an item on the list", obj(item=W, quantity=INT))],
         [("add_to_shopping_list", {"item": "milk", "quantity": 3})],
     ),
     (
         "Turn on the lamp in the kitchen.",
-        [
-            {
-                "name": "switch_lamp",
-                "description": "Switch a lamp",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"room": W, "on": {"type": "boolean"}},
-                    "required": ["room", "on"],
-                },
-            }
-        ],
+        [tool("switch_lamp", "Switch a lamp", obj(room=W, on={"type": "boolean"}))],
         [("switch_lamp", {"room": "kitchen", "on": True})],
     ),
     (
         "Where is package PX-881?",
-        [
-            {
-                "name": "track_package",
-                "description": "Find a package",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"package_id": W},
-                    "required": ["package_id"],
-                },
-            }
-        ],
+        [tool("track_package", "Find a package", obj(package_id=W))],
         [("track_package", {"package_id": "PX-881"})],
     ),
 ]
 
 
 def main() -> None:
-    out: list[dict[str, Any]] = [
-        {
-            "kind": "free",
-            "messages": [{"role": "user", "content": q}],
-            "grade": {"type": "exact", "answer": a},
-            "raw": [q],
-        }
-        for q, a in ASK
-    ]
-    out += [
-        {
-            "kind": "free tool",
-            "messages": [{"role": "user", "content": q}],
-            "tools": t,
-            "grade": {"type": "calls", "calls": [{"name": n, "arguments": x} for n, x in c]},
-        }
-        for q, t, c in TOOLS
-    ]
-    with Path(__file__).with_name("heldout_free.jsonl").open("w", encoding="utf-8") as f:
-        for i, r in enumerate(out):
-            f.write(json.dumps({"id": 10000 + i, **r}, ensure_ascii=False) + "\n")
-    print(len(out), "prompts")
+    records = [exact("free", q, a) for q, a in ASK]
+    records += [calls("free tool", q, tools, wanted) for q, tools, wanted in TOOLS]
+    write(Path(__file__).with_name("heldout_free.jsonl"), records, 10000)
 
 
 if __name__ == "__main__":

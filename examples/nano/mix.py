@@ -14,6 +14,7 @@ from typing import Any
 
 import tasks_chat as chat
 import tasks_tools as tt
+import tasks_tools_real as real
 import tasks_tools_wide as wide
 from render import Conversation
 from tasks import DEFAULT_LEVEL, EFFORTS, Item, dress
@@ -32,11 +33,9 @@ def held_out() -> frozenset[str]:
     if not HELDOUT.exists():
         return frozenset()
     free = HELDOUT.with_name("heldout_free.jsonl").read_text(encoding="utf-8")
-    return frozenset(
-        q
-        for line in (HELDOUT.read_text(encoding="utf-8") + free).splitlines()
-        for q in json.loads(line).get("raw", [])
-    )
+    recs = [json.loads(x) for x in (HELDOUT.read_text(encoding="utf-8") + free).splitlines()]
+    asked = {r["messages"][-1]["content"] for r in recs if "tools" in r}
+    return frozenset(asked | {q for r in recs for q in r.get("raw", [])})
 
 
 def work_item(rng: random.Random) -> Item:
@@ -54,11 +53,30 @@ def work_item(rng: random.Random) -> Item:
             else dates_item(rng)
             if r < 0.84
             else lookup_item(rng)
-            if r < 0.93
+            if r < 0.92
+            else unequipped(rng)
+            if r < 0.95
             else chat.talk_item(rng)
         )
         if it.q not in held_out():
             return it
+
+
+ANSWERED = ("Convert", "Calculate the sum", "What is the distance")  # what no tool is needed for
+
+
+def unequipped(rng: random.Random, offered: list[tt.Tool] | None = None) -> Item:
+    """A request for a tool that is not on offer: declined, not guessed."""
+    while True:
+        maker = rng.choice([tt, real, real, wide])
+        t = maker.make_tool(rng)
+        text, args = maker.request(rng, t)
+        if t.noun in real.RECKONING or t.asks[0] in ANSWERED or text in held_out():
+            continue
+        if offered and (maker is not wide or not wide.matches(text, args, t, offered)):
+            if maker is wide or any(real.alike(t, o) or not o.verb for o in offered):
+                continue
+        return Item("chat", text, chat.SORRY, chat.plain(chat.SORRY), None, True)
 
 
 def settings(rng: random.Random) -> tuple[str, str | None]:
@@ -130,69 +148,132 @@ def item_conversation(rng: random.Random) -> Conversation:
     return c
 
 
-def tool_conversation(rng: random.Random, wide_share: float = 0.5) -> Conversation:
+def offer(rng: random.Random) -> list[tuple[Any, tt.Tool]]:
+    """One to four tools with their makers: invented ones among themselves or beside everyday ones, often with a near relative of another."""
+    want = rng.choices([1, 2, 3, 4], [0.26, 0.3, 0.25, 0.19])[0]
+    common = rng.choice([tt, real])
+    share = rng.choice([0.0, 0.5, 1.0, 1.0])  # of invented tools
+    out: list[tuple[Any, tt.Tool]] = []
+    while len(out) < want:
+        maker = wide if rng.random() < share else common
+        invented = [t for m, t in out if m is wide]
+        if maker is wide and invented and rng.random() < 0.35:
+            t = wide.make_tool(rng, rng.choice(invented), TWINS)
+        else:
+            t = maker.make_tool(rng)
+        if not any(t.name == o.name or real.alike(t, o) for _, o in out):
+            out.append((maker, t))
+    rng.shuffle(out)
+    return out
+
+
+def said(
+    rng: random.Random, maker: Any, t: tt.Tool, tools: list[tt.Tool]
+) -> tuple[str, dict[str, Any]]:
+    """A request for `t` that no other tool on offer fits as well."""
+    others = [o for o in tools if o is not t]
+    for _ in range(12):
+        text, args = maker.request(rng, t)
+        if maker is not wide or not others or wide.matches(text, args, t, others):
+            break
+    else:
+        text = f"Use {t.name}: {text[0].lower() + text[1:]}"
+    return text, args
+
+
+def twice(
+    rng: random.Random, t: tt.Tool, text: str, args: dict[str, Any]
+) -> tuple[str, list[str], list[dict[str, Any]]] | None:
+    """'What is the weather in Oslo and in Rome?': one request with two values of a slot, and each of the two requests that it stands for."""
+    fit = [
+        p
+        for p in t.params
+        if p.name in args
+        and p.type in ("string", "integer")
+        and p.maker
+        and not p.enum
+        and len(str(args[p.name])) > 1
+        and text.count(str(args[p.name])) == 1
+    ]
+    if not fit or t.noun == "calculation":
+        return None
+    p = rng.choice(fit)
+    v, w = str(args[p.name]), rng.choice(p.maker) if isinstance(p.maker, list) else p.maker(rng)
+    if str(w) == v or str(w) in text:
+        return None
+    before = text[: text.index(v)].split(" ")
+    lead = before[-2] if len(before) > 1 and before[-1] == "" else ""
+    again = f"{lead} {w}" if lead in PREPOSITIONS and rng.random() < 0.5 else str(w)
+    joint = text.replace(v, v + rng.choice([" and ", " and ", ", and ", " and also "]) + again)
+    plain = text.rstrip(".?! ")
+    return joint, [plain, plain.replace(v, str(w))], [args, {**args, p.name: w}]
+
+
+PREPOSITIONS = ("in", "for", "at", "on", "of", "to", "from", "with", "by")
+JOINTS = (" and ", " and ", ". Also, ", ", and ", ". Then ", " and also ", "; ", " and then ", ". And ", ". After that ", ", then ", " plus ", ". ")  # fmt: skip
+
+
+def ask_tools(
+    rng: random.Random, offered: list[tuple[Any, tt.Tool]]
+) -> tuple[str, list[str], list[tuple[tt.Tool, dict[str, Any]]]] | None:
+    """A user's turn that needs one to three calls: text, its parts in words, the calls."""
+    tools = [t for _, t in offered]
+    n = rng.choices([1, 2, 3], [0.62, 0.33, 0.05])[0]
+    maker, t = rng.choice(offered)
+    text, args = said(rng, maker, t, tools)
+    if n == 2 and rng.random() < 0.3:
+        if joint := twice(rng, t, text, args):
+            return joint[0], joint[1], [(t, a) for a in joint[2]]
+    parts, calls = [text], [(t, args)]
+    while len(parts) < n:
+        maker, t = rng.choice(offered)
+        more, args = said(rng, maker, t, tools)
+        if (t, args) in calls:
+            return None
+        parts.append(more[0].lower() + more[1:] if rng.random() < 0.8 else more)
+        calls.append((t, args))
+    bare = [x.rstrip(".?! ") for x in parts]
+    text = bare[0]
+    for x in bare[1:]:
+        joint = rng.choice(JOINTS)
+        text += joint + (x[0].upper() + x[1:] if joint == ". " else x)
+    return text + (parts[-1][len(bare[-1]) :] or rng.choice(["", "."])), bare, calls
+
+
+def tool_conversation(rng: random.Random) -> Conversation:
     mode, effort = settings(rng)
     c = Conversation(mode, effort)
     level = level_of(effort)
     if rng.random() < 0.3:
         c.developer = chat.system_prompt(rng, rng.choice(["", "", "plain"]))
-    tools: list[tt.Tool] = []
-    want = rng.choices([1, 2, 3, 4], [0.3, 0.3, 0.22, 0.18])[0]
-    maker = wide if rng.random() < wide_share else tt
-    while len(tools) < want:
-        t = maker.make_tool(rng)
-        if t.name not in {x.name for x in tools}:
-            tools.append(t)
+    offered = offer(rng)
+    tools = [t for _, t in offered]
     c.tools = [t.schema for t in tools]
-    for _ in range(rng.choices([1, 2, 3], [0.7, 0.2, 0.1])[0]):
-        r = rng.random()
-        if r < 0.14:  # no tool needed
+    reckons = any(t.noun in real.RECKONING for t in tools)
+    for _ in range(rng.choices([1, 2, 3], [0.72, 0.2, 0.08])[0]):
+        if rng.random() < 0.12:  # no tool needed
+            kind = rng.random()
             it = (
                 chat.talk_item(rng)
-                if rng.random() < 0.5 and maker is tt
-                else math_item(rng)
-                if rng.random() < 0.7
-                else story_item(rng)
+                if kind < 0.25
+                else unequipped(rng, tools)
+                if kind < 0.5
+                else work_item(rng)
             )
-            if it.q in held_out():
-                continue
-            add_item(c, it, "", it.q)
+            if it.q not in held_out() and not (reckons and it.kind != "chat"):
+                add_item(c, it, "", it.q)
             continue
-        if r < 0.4:  # two calls
-            if len(tools) > 1 and rng.random() < 0.5:
-                a, b = rng.sample(tools, 2)
-            else:
-                a = b = rng.choice(tools)
-            (ra, aa), (rb, ab) = maker.request(rng, a), maker.request(rng, b)
-            if (
-                maker is tt
-                and a is b
-                and len(a.params)
-                and rng.random() < 0.6
-                and (joint := same_ask(rng, a))
-            ):
-                text, aa, ab = joint
-            else:
-                text = (
-                    ra.rstrip(".?")
-                    + rng.choice([" and ", ". Also, ", ", and ", ". Then ", " and also "])
-                    + rb[0].lower()
-                    + rb[1:]
-                )
-            calls = [(a, aa), (b, ab)]
-            if aa == ab and a is b:
-                continue
-        else:
-            t = rng.choice(tools)
-            text, args = maker.request(rng, t)
-            calls = [(t, args)]
-        named = [(t.name, a) for t, a in calls]
+        asked = ask_tools(rng, offered)
+        if asked is None or asked[0] in held_out():
+            continue
+        text, parts, calls = asked
+        chain = tt.call_chain(text, parts, tools, calls, level) if thinks(mode, False) else None
         c.messages += [
             {"role": "user", "content": text},
-            assistant(
-                "", tt.call_chain(text, tools, calls, level) if thinks(mode, False) else None, named
-            ),
+            assistant("", chain, [(t.name, a) for t, a in calls]),
         ]
+        if rng.random() < 0.45 and len(c.messages) == 2:
+            return c  # the call is the hard part: no need of an answer each time
         results = [tt.result_of(rng, t, a) for t, a in calls]
         answer = " ".join(a for _, a in results)
         for i, (resp, _) in enumerate(results):
@@ -206,51 +287,16 @@ def tool_conversation(rng: random.Random, wide_share: float = 0.5) -> Conversati
             )
         )
     if not c.messages:
-        return tool_conversation(rng, wide_share)
+        return tool_conversation(rng)
     return c
 
 
-def same_ask(rng: random.Random, t: tt.Tool) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    """'What is the weather in Oslo and in Rome?': one phrase twice for the parameter that differs."""
-    args, _ = tt.fill_args(rng, t)
-    strings = [
-        p for p in t.params if p.name in args and p.type in ("string", "integer") and not p.enum
-    ]
-    if not strings:
-        return None
-    p = rng.choice(strings)
-    v, w = p.maker(rng), p.maker(rng)
-    if v == w:
-        return None
-    say = rng.choice(p.say)
-    first, second = say.replace("{v}", str(v)), say.replace("{v}", str(w))
-    if (
-        rng.random() < 0.6
-        and second.split(" ")[0] == first.split(" ")[0]
-        and second.endswith(str(w))
-        and first.endswith(str(v))
-    ):
-        second = str(w)
-    a, b = {**args, p.name: v}, {**args, p.name: w}
-    rest = []
-    for o in t.params:
-        if o.name in args and o is not p:
-            x = args[o.name]
-            if o.type == "boolean":
-                s = o.say[0] if x else o.say[1]
-                rest.append(s.format(v="true" if x else "false") if "{v}" in s else s)
-            else:
-                rest.append(
-                    rng.choice(o.say).replace(
-                        "{v}", tt._say_list(rng, x) if isinstance(x, list) else str(x)
-                    )
-                )
-    text = " ".join([rng.choice(t.asks), first, "and", second, *rest])
-    return text + ("?" if text.startswith(("What", "How")) else "."), a, b
+TOOL_SHARE = 0.46  # of the conversations
+TWINS = 0.4  # of the relatives of a tool: those with the same parameters
 
 
 def conversation(rng: random.Random) -> Conversation:
-    return tool_conversation(rng) if rng.random() < 0.27 else item_conversation(rng)
+    return tool_conversation(rng) if rng.random() < TOOL_SHARE else item_conversation(rng)
 
 
 def long_conversation(rng: random.Random, chars: int) -> Conversation:

@@ -187,6 +187,7 @@ class Tool:
     asks: list[str]
     fields: list[str]
     noun: str
+    verb: str = ""
     schema: dict[str, Any] = field(default_factory=dict)
 
 
@@ -263,7 +264,7 @@ def schema_of(rng: random.Random, t: Tool) -> dict[str, Any]:
             d["enum"] = p.enum
         if full and p.desc and rng.random() < 0.85:
             text = p.desc
-            if p.maker and not p.enum and p.type != "boolean" and rng.random() < 0.2:
+            if callable(p.maker) and not p.enum and p.type != "boolean" and rng.random() < 0.2:
                 text += f", e.g. {p.maker(rng)}"
             elif rng.random() < 0.15:
                 text = rng.choice([f"The {p.name} to use", f"{text} of the request", f"{text} (optional)" if not p.required else f"{text}, required", f"A {p.type} with the {p.name}"])
@@ -378,19 +379,22 @@ def arg_text(v: Any) -> str:
     return json.dumps(v, ensure_ascii=False) if not isinstance(v, str) else v
 
 
-def call_chain(req: str, tools: list[Tool], calls: list[tuple[Tool, dict[str, Any]]], level: int) -> str:
-    """The thinking before a call."""
-    one = [f"{t.name}: " + ", ".join(f"{k} = {arg_text(v)}" for k, v in a.items()) for t, a in calls]
+def call_chain(req: str, parts: list[str], tools: list[Tool], calls: list[tuple[Tool, dict[str, Any]]], level: int) -> str:
+    """The thinking before calls. Per call: the part of the request that asks for it, the tool with its parameters, the values."""
+    def given(a: dict[str, Any]) -> str:
+        return ", ".join(f"{k} = {arg_text(v)}" for k, v in a.items())
+
     if level == 0:
-        return ", ".join(t.name for t, _ in calls)
+        return "\n".join(f"{t.name}: {given(a)}" for t, a in calls)
+    body = "\n".join(f"{p} -> {t.name}({', '.join(x.name for x in t.params)})\n{given(a)}" for p, (t, a) in zip(parts, calls, strict=True))
     if level == 1:
-        return "\n".join(one)
-    body = "\n".join(f"{t.name} has {', '.join(p.name for p in t.params)}.\n" + "\n".join(f"{k} = {arg_text(v)}" for k, v in a.items()) for t, a in calls)
+        return body
     if level == 2:
         return f"Calls: {len(calls)}.\n{body}"
     if level == 3:
-        return f"The request: {req}\nCalls: {len(calls)}.\n{body}\nSo {'; '.join(one)}"
-    return f"The request: {req}\nTools: {', '.join(t.name for t in tools)}.\nCalls: {len(calls)}.\n{body}\nSo {'; '.join(one)}\nAll given values are used."
+        return f"The request: {req}\nTools: {', '.join(t.name for t in tools)}.\nCalls: {len(calls)}.\n{body}"
+    again = "\n".join(f"{t.name}: {given(a)}" for t, a in calls)
+    return f"The request: {req}\nTools: {', '.join(t.name for t in tools)}.\nCalls: {len(calls)}.\n{body}\nSo:\n{again}\nAll given values are used."
 
 
 def result_chain(responses: list[str], answer: str, level: int) -> str:

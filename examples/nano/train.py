@@ -245,6 +245,9 @@ def main() -> None:
     a = argparse.ArgumentParser()
     a.add_argument("--main-seconds", type=float, default=0, help="0 leaves the phase out")
     a.add_argument("--long-seconds", type=float, default=0)
+    a.add_argument(
+        "--until", type=float, help="end the last phase at this time (seconds since 1970) instead"
+    )
     a.add_argument("--steps", type=int, default=10**9, help="at most this many steps of each phase")
     a.add_argument("--short", type=int, default=32, help="rows of 2048 per step")
     a.add_argument("--long", type=int, default=4, help="rows of 16384 per step of the long phase")
@@ -353,6 +356,8 @@ class Run:
                 if self.d == "cuda":
                     torch.cuda.synchronize()
                 began = saved = time.time()
+                if o.until and (long or not o.long_seconds):
+                    seconds = max(10.0, o.until - began)
                 print(f"first steps took {began - entered:.1f} s", flush=True)
                 self.tokens = 0
             f = (time.time() - began) / seconds if began else 0.0

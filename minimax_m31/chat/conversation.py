@@ -1,7 +1,7 @@
 """Conversations over an engine: token ids that never change, and rounds of tool calls.
 
-`llm` is anything with `generate(prompts, sampling_params, use_tqdm=False)` over token prompts and
-`get_tokenizer()`; it may carry `chat_defaults = (thinking, reasoning_effort)`.
+`llm` is anything with `answer_ids(token_ids, sampling_params, start=)`, which knows where thinking
+stands, and `get_tokenizer()`; it may carry `chat_defaults = (thinking, reasoning_effort)`.
 
 The ids of a conversation are what was fed and what was generated, in order. A new turn appends only
 what the template adds after the last answer: the rendering up to that answer is taken away from the
@@ -92,7 +92,7 @@ class Conversation:
         messages = [*self.messages, *added]
         rendered = self._render(messages, generate=True)
         ids = self._next_ids(rendered)
-        output = self._answer(ids, rendered.parser_start, sampling_params)
+        output = self._llm.answer_ids(ids, sampling_params, start=rendered.parser_start)
         completion = output.outputs[0]
         answer = self._parse(completion, rendered)
         completion.message = answer
@@ -104,14 +104,6 @@ class Conversation:
         self._told = len(self.messages)
         self.outputs.append(output)
         return output
-
-    def _answer(self, ids: list[int], start: str, sampling_params: Any) -> Any:
-        """An engine that knows where thinking stands bounds it, and keeps constraints and stop
-        strings out of it."""
-        answer = getattr(self._llm, "answer_ids", None)
-        if answer is not None:
-            return answer(ids, sampling_params, start=start)
-        return self._llm.generate([{"prompt_token_ids": ids}], sampling_params, use_tqdm=False)[0]
 
     def _render(self, messages: list[dict[str, Any]], generate: bool) -> Rendered:
         chat = prepare(

@@ -66,9 +66,9 @@ def commit() -> str:
     return "none" if head is None else head + ("+" if git("status", "--porcelain") else "")
 
 
-def add_rows(rows: list[Row], path: Path | None = None) -> Path:
-    """Appends rows to the file of this machine and returns its path."""
-    name = machine()
+def add_rows(rows: list[Row], path: Path | None = None, name: str | None = None) -> Path:
+    """Appends rows to the file of this machine (or of the device `name`) and returns its path."""
+    name = name or machine()
     path = path or RESULTS / f"{slug(name)}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()

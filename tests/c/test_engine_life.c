@@ -74,6 +74,71 @@ MM_TEST(test_abort_returns_what_there_is)
     }
 }
 
+static int32_t n_token(mm_engine *e, uint64_t id)
+{
+    mm_output o;
+    return mm_request_read(e, id, &o) == MM_OK ? o.n_token : -1;
+}
+
+MM_TEST(test_pause_holds_back_and_goes_on)
+{
+    for (int32_t ahead = 0; ahead < 2; ahead++) {
+        mm_engine *e;
+        mm_waiter *w;
+        mm_output o;
+        uint64_t early[3], late[3];
+        int32_t n, is_settled = 0;
+        mm_engine_options opt = fx_options("ref");
+        opt.run_ahead = ahead;
+        opt.max_num_seqs = 2;
+        MM_CHECK(open_engine(&e, &w, &opt), "open");
+        MM_CHECK(mm_engine_pause(e, MM_PAUSE_FREEZE, 10, &is_settled) == MM_OK && is_settled,
+                 "an idle engine does not freeze");
+        mm_request_params p = fx_params(long_prompt, 40, 300);
+        for (int i = 0; i < 3; i++)
+            MM_CHECK(mm_engine_submit(e, w, &p, &early[i]) == MM_OK, "%s", mm_error_message());
+        usleep(50000);
+        MM_CHECK(n_token(e, early[0]) == 0, "a request began while the engine was paused");
+        MM_CHECK(mm_engine_abort(e, &early[2], 1, &n) == MM_OK && n == 1, "%d were alive", n);
+        MM_CHECK(fx_join(e, w, early[2], &o) && o.finish == MM_FINISH_ABORT,
+                 "one that is held back cannot be aborted");
+        MM_CHECK(mm_engine_pause(e, MM_PAUSE_NONE, 0, &is_settled) == MM_OK && is_settled, "go on");
+        while (n_token(e, early[0]) < 5)
+            usleep(1000);
+
+        /* frozen in the middle */
+        MM_CHECK(mm_engine_pause(e, MM_PAUSE_FREEZE, 10, &is_settled) == MM_OK && is_settled,
+                 "no step ends");
+        const int32_t at = n_token(e, early[0]);
+        usleep(50000);
+        MM_CHECK(n_token(e, early[0]) == at && at < 300, "%d tokens, then more", at);
+        MM_CHECK(mm_engine_submit(e, w, &p, &late[0]) == MM_OK, "%s", mm_error_message());
+
+        /* the early ones run to their end, the late ones wait */
+        MM_CHECK(mm_engine_pause(e, MM_PAUSE_DRAIN, 60, &is_settled) == MM_OK && is_settled,
+                 "the engine is never empty");
+        for (int i = 0; i < 2; i++)
+            MM_CHECK(mm_request_read(e, early[i], &o) == MM_OK && o.finish == MM_FINISH_LENGTH &&
+                         o.n_token == 300,
+                     "request %d has %d tokens", i, o.n_token);
+        MM_CHECK(n_token(e, late[0]) == 0, "a late request ran");
+        for (int i = 1; i < 3; i++)
+            MM_CHECK(mm_engine_submit(e, w, &p, &late[i]) == MM_OK, "%s", mm_error_message());
+        mm_request_release(e, late[1]); /* held back, and nobody wants it any more */
+        MM_CHECK(mm_engine_pause(e, MM_PAUSE_NONE, 0, &is_settled) == MM_OK && is_settled, "go on");
+        MM_CHECK(fx_join(e, w, late[0], &o) && o.n_token == 300, "the late request");
+        MM_CHECK(mm_engine_pause(e, (mm_pause)7, 0, &is_settled) == MM_E_INVALID, "pause 7");
+        if (ahead == 0) { /* closed while it is paused and something waits */
+            (void)mm_engine_pause(e, MM_PAUSE_FREEZE, 10, &is_settled);
+            MM_CHECK(mm_engine_submit(e, w, &p, &early[0]) == MM_OK, "%s", mm_error_message());
+        } else {
+            MM_CHECK(fx_join(e, w, late[2], &o) && pages_are_back(e), "pages");
+        }
+        mm_engine_close(e);
+        mm_waiter_close(w);
+    }
+}
+
 MM_TEST(test_groups_share_their_prefill)
 {
     static int32_t alone[4][24], together[4][24];

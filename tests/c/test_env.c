@@ -62,6 +62,6 @@ MM_TEST(test_env_is_read_once)
         if (strcmp(name, "MM_BACKEND") == 0)
             MM_CHECK(value[0] == '\0');
     }
-    MM_CHECK(n == 12, "%d variables", n);
+    MM_CHECK(n == 13, "%d variables", n);
     MM_CHECK(mm_env_entry(-1, &name, &value, &help) == 0);
 }

@@ -477,3 +477,25 @@ MM_TEST(test_scheduler_few_entries_cut_chunks_and_take_turns)
         play_many("few entries", &sh, 6, false, true);
     }
 }
+
+MM_TEST(test_steps_of_a_host_are_kept_short)
+{
+    mm_scheduler s = {.lim = {.max_seqs = 64, .max_rows = 8192, .step_s = 0.4}};
+    s.step_rows = mm_first_step_rows(&s.lim);
+    MM_CHECK(s.step_rows == 512, "%d rows at first", s.step_rows);
+    mm_scheduler_fit_steps(&s, 64, 0.01); /* decoding says nothing about prompts */
+    MM_CHECK(s.step_rows == 512, "%d rows", s.step_rows);
+    for (int i = 0; i < 10; i++) /* 100 us for a row: 0.4 s is 4000 of them */
+        mm_scheduler_fit_steps(&s, s.step_rows, 1e-4 * s.step_rows);
+    MM_CHECK(s.step_rows > 1000 && s.step_rows <= 4096, "%d rows", s.step_rows);
+    for (int i = 0; i < 10; i++) /* contexts grow, rows take longer */
+        mm_scheduler_fit_steps(&s, s.step_rows, 1e-3 * s.step_rows);
+    MM_CHECK(s.step_rows == 512, "%d rows, not the least", s.step_rows);
+    for (int i = 0; i < 10; i++)
+        mm_scheduler_fit_steps(&s, s.step_rows, 1e-6 * s.step_rows);
+    MM_CHECK(s.step_rows == 8192, "%d rows, not the most", s.step_rows);
+    s.lim = (mm_scheduler_limits){.max_seqs = 64, .max_rows = 8192};
+    s.step_rows = mm_first_step_rows(&s.lim);
+    mm_scheduler_fit_steps(&s, 8192, 100);
+    MM_CHECK(s.step_rows == 8192, "a device's steps are not cut");
+}

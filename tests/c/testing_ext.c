@@ -16,6 +16,7 @@
 #include "kernels/ref/ref.h"
 
 static const char backend_name[] = "mm.backend", context_name[] = "mm.context";
+static const char graph_name[] = "mm.graph";
 
 static PyObject *fail(mm_status st)
 {
@@ -48,9 +49,10 @@ static PyObject *py_props(PyObject *self, PyObject *capsule)
     const mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
     if (b == NULL)
         return NULL;
-    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:L}", "name", b->props.name, "tier", b->props.tier,
-                         "device", b->props.device, "n_thread", (int)b->props.n_thread,
-                         "memory_free", (long long)b->props.memory_free);
+    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:O,s:L}", "name", b->props.name, "tier", b->props.tier,
+                         "device", b->props.device, "n_thread", (int)b->props.n_thread, "has_graph",
+                         b->props.has_graph ? Py_True : Py_False, "memory_free",
+                         (long long)b->props.memory_free);
 }
 
 static PyObject *py_list(PyObject *self, PyObject *unused)
@@ -112,7 +114,7 @@ static PyObject *py_download(PyObject *self, PyObject *args)
     return transfer(args, false);
 }
 
-/* ---------------------------------------------------------------- context, ops */
+/* ---------------------------------------------------------------- context */
 
 typedef struct context {
     mm_op_context c;
@@ -198,6 +200,60 @@ static PyObject *transfer(PyObject *args, bool is_upload)
     return st == MM_OK ? Py_NewRef(Py_None) : fail(st);
 }
 
+/* ---------------------------------------------------------------- packed weights */
+
+/* packs(backend): does it have an order of its own for weights? */
+static PyObject *py_packs(PyObject *self, PyObject *capsule)
+{
+    (void)self;
+    const mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
+    return b != NULL ? PyBool_FromLong(b->ops->pack != NULL) : NULL;
+}
+
+/* pack_bytes(context, kind, bytes of mm_weight[n]) -> bytes of the packing;
+ * pack(context, kind, bytes of mm_weight[n] in host memory, address) -> bytes of the mm_weight;
+ * waits. */
+static PyObject *pack(PyObject *args, bool is_size)
+{
+    PyObject *capsule, *result = NULL;
+    Py_buffer src;
+    int kind;
+    unsigned long long dst = 0;
+    if (!PyArg_ParseTuple(args, is_size ? "Oiy*" : "Oiy*K", &capsule, &kind, &src, &dst))
+        return NULL;
+    const context *x = PyCapsule_GetPointer(capsule, context_name);
+    const mm_weight *w = src.buf;
+    const int32_t n = (int32_t)((size_t)src.len / sizeof *w);
+    if (x != NULL && x->backend->ops->pack == NULL) {
+        PyErr_SetString(PyExc_ValueError, "this backend packs no weights");
+    } else if (x != NULL && is_size) {
+        result = PyLong_FromSize_t(x->backend->ops->pack_bytes(&x->shape, (mm_pack)kind, w, n));
+    } else if (x != NULL) {
+        mm_weight out = {0};
+        mm_status st =
+            x->backend->ops->pack(&x->c, (mm_pack)kind, w, n, (void *)(uintptr_t)dst, &out);
+        if (st == MM_OK)
+            st = x->backend->sync(x->backend, x->c.stream);
+        result = st == MM_OK ? PyBytes_FromStringAndSize((const char *)&out, sizeof out) : fail(st);
+    }
+    PyBuffer_Release(&src);
+    return result;
+}
+
+static PyObject *py_pack_bytes(PyObject *self, PyObject *args)
+{
+    (void)self;
+    return pack(args, true);
+}
+
+static PyObject *py_pack(PyObject *self, PyObject *args)
+{
+    (void)self;
+    return pack(args, false);
+}
+
+/* ---------------------------------------------------------------- ops */
+
 #define WITH_SEQ(op)                                                                               \
     static mm_status run_##op(const context *x, const mm_seq_view *s, const void *a)               \
     {                                                                                              \
@@ -244,8 +300,8 @@ static const op_entry op_table[] = {
     {"gather_rows", run_gather_rows, sizeof(mm_gather_args)},
 };
 
-/* run(context, op, address of the host's args struct, its size, address of the mm_seq_view or 0):
- * runs and waits. */
+/* run(context, op, address of the host's args struct, its size, address of the mm_seq_view or 0,
+ * wait=True): runs and, unless told not to (a graph is captured), waits. */
 static PyObject *py_run(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -253,7 +309,8 @@ static PyObject *py_run(PyObject *self, PyObject *args)
     const char *op;
     unsigned long long a, seq;
     Py_ssize_t n;
-    if (!PyArg_ParseTuple(args, "OsKnK", &capsule, &op, &a, &n, &seq))
+    int wait = 1;
+    if (!PyArg_ParseTuple(args, "OsKnK|p", &capsule, &op, &a, &n, &seq, &wait))
         return NULL;
     const context *x = PyCapsule_GetPointer(capsule, context_name);
     if (x == NULL)
@@ -267,11 +324,71 @@ static PyObject *py_run(PyObject *self, PyObject *args)
         mm_status st;
         Py_BEGIN_ALLOW_THREADS st =
             op_table[i].run(x, (const mm_seq_view *)(uintptr_t)seq, (const void *)(uintptr_t)a);
-        if (st == MM_OK)
+        if (st == MM_OK && wait)
             st = x->backend->sync(x->backend, x->c.stream);
         Py_END_ALLOW_THREADS return st == MM_OK ? Py_NewRef(Py_None) : fail(st);
     }
     return PyErr_Format(PyExc_ValueError, "no op is named %s", op);
+}
+
+/* ---------------------------------------------------------------- graphs */
+
+typedef struct graph {
+    mm_graph *g;
+    mm_backend *backend;
+    PyObject *owner; /* the context's capsule */
+} graph;
+
+static void close_graph(PyObject *capsule)
+{
+    graph *g = PyCapsule_GetPointer(capsule, graph_name);
+    g->backend->graph_close(g->backend, g->g);
+    Py_DECREF(g->owner);
+    free(g);
+}
+
+/* graph_begin(context); what runs without waiting until graph_end(context) -> graph. */
+static PyObject *py_graph_begin(PyObject *self, PyObject *capsule)
+{
+    (void)self;
+    const context *x = PyCapsule_GetPointer(capsule, context_name);
+    if (x == NULL)
+        return NULL;
+    if (x->backend->graph_begin == NULL)
+        return PyErr_Format(PyExc_ValueError, "%s has no graphs", x->backend->props.name);
+    const mm_status st = x->backend->graph_begin(x->backend, x->c.stream);
+    return st == MM_OK ? Py_NewRef(Py_None) : fail(st);
+}
+
+static PyObject *py_graph_end(PyObject *self, PyObject *capsule)
+{
+    (void)self;
+    const context *x = PyCapsule_GetPointer(capsule, context_name);
+    graph *g = x != NULL ? calloc(1, sizeof *g) : NULL;
+    if (g == NULL)
+        return x == NULL ? NULL : PyErr_NoMemory();
+    const mm_status st = x->backend->graph_end(x->backend, x->c.stream, &g->g);
+    if (st != MM_OK) {
+        free(g);
+        return fail(st);
+    }
+    g->backend = x->backend;
+    g->owner = Py_NewRef(capsule);
+    return PyCapsule_New(g, graph_name, close_graph);
+}
+
+/* graph_launch(graph): runs it and waits. */
+static PyObject *py_graph_launch(PyObject *self, PyObject *capsule)
+{
+    (void)self;
+    const graph *g = PyCapsule_GetPointer(capsule, graph_name);
+    if (g == NULL)
+        return NULL;
+    const context *x = PyCapsule_GetPointer(g->owner, context_name);
+    mm_status st = g->backend->graph_launch(g->backend, g->g, x->c.stream);
+    if (st == MM_OK)
+        st = g->backend->sync(g->backend, x->c.stream);
+    return st == MM_OK ? Py_NewRef(Py_None) : fail(st);
 }
 
 #define SIZE(t) #t, (Py_ssize_t)sizeof(t)
@@ -392,7 +509,13 @@ static PyMethodDef methods[] = {
     {"context", py_context, METH_VARARGS, "context(backend, shape, rope) -> context"},
     {"upload", py_upload, METH_VARARGS, "upload(context, address, bytes)"},
     {"download", py_download, METH_VARARGS, "download(context, address, buffer)"},
-    {"run", py_run, METH_VARARGS, "run(context, op, args, n_args, seq)"},
+    {"packs", py_packs, METH_O, "packs(backend) -> bool"},
+    {"pack_bytes", py_pack_bytes, METH_VARARGS, "pack_bytes(context, kind, weights) -> bytes"},
+    {"pack", py_pack, METH_VARARGS, "pack(context, kind, weights, address) -> mm_weight"},
+    {"run", py_run, METH_VARARGS, "run(context, op, args, n_args, seq, wait=True)"},
+    {"graph_begin", py_graph_begin, METH_O, "graph_begin(context)"},
+    {"graph_end", py_graph_end, METH_O, "graph_end(context) -> graph"},
+    {"graph_launch", py_graph_launch, METH_O, "graph_launch(graph)"},
     {"sizes", py_sizes, METH_NOARGS, "sizes() -> {struct: bytes}"},
     {"cache_write", py_cache_write, METH_VARARGS, "cache_write(format, x) -> data, scale"},
     {"cache_read", py_cache_read, METH_VARARGS, "cache_read(format, dim, data, scale) -> x"},

@@ -1,0 +1,179 @@
+/* graph.c: see graph.h. */
+#include "csrc/engine/graph.h"
+
+/* Rows per sequence that are captured: plain decoding has one; 2, 4 and 8 join with drafts. */
+static const int32_t row_counts[] = {1};
+
+int32_t mm_graph_sizes(int32_t *out, const int32_t *wanted, int32_t n_wanted, int32_t max_seqs,
+                       int32_t max_rows)
+{
+    static const int32_t standard[] = {1,   2,   4,   8,   12,  16,  24,   32,   48,   64,   96,
+                                       128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096};
+    const int32_t *list = n_wanted > 0 ? wanted : standard;
+    const int32_t n_list = n_wanted > 0 ? n_wanted : (int32_t)MM_ARRAY_LEN(standard);
+    const int32_t most = max_seqs < max_rows ? max_seqs : max_rows;
+    int32_t n = 0, last = 0;
+    while (n < MM_MAX_GRAPH_SIZES) {
+        int32_t next = n_wanted > 0 ? most + 1 : most; /* the standard row ends with the largest */
+        for (int32_t i = 0; i < n_list; i++)
+            if (list[i] > last && list[i] < next)
+                next = list[i];
+        if (next <= last || next > most)
+            break;
+        out[n++] = last = next;
+    }
+    return n;
+}
+
+int64_t mm_graphs_bytes(int32_t n_size, int32_t n_layer)
+{
+    /* a node and its parameters: about 8 KB of device memory, a dozen nodes a layer */
+    const int64_t one = ((int64_t)1 << 20) + (int64_t)n_layer * 12 * 8192;
+    return n_size * 2 * (int64_t)MM_ARRAY_LEN(row_counts) * one;
+}
+
+const mm_step_graph *mm_graphs_find(const mm_graphs *g, const mm_batch *b)
+{
+    if (g == NULL || g->n == 0 || !b->is_decode || b->trace != NULL || b->row_media >= 0)
+        return NULL;
+    const mm_batch_seq *seq = mm_batch_at(b, b->seq);
+    const mm_batch_out *out = mm_batch_at(b, b->out);
+    for (int32_t i = 0; i < b->n_seq; i++)
+        if (seq[i].n_row != seq[0].n_row || seq[i].n_ctx_after < 0)
+            return NULL;
+    bool draws = b->n_out == b->n_seq;
+    for (int32_t i = 0; i < b->n_out && draws; i++)
+        draws = out[i].kind == MM_OUT_SAMPLE && out[i].n_top < 0 && !out[i].needs_work;
+    for (int32_t i = 0; i < g->n; i++)
+        if (g->item[i].n_seq >= b->n_seq && g->item[i].n_row == seq[0].n_row &&
+            g->item[i].draws == draws)
+            return &g->item[i];
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- capturing */
+
+/* A batch of n_seq sequences of the reserved slot with n_row rows each, positions 0.., one draw. */
+static const mm_batch *make_batch(const mm_step_context *k, void *blob, int32_t n_seq,
+                                  int32_t n_row)
+{
+    const int32_t slot = k->buf->slots.n_slot - 1, n_all = n_seq * n_row;
+    mm_batch *b = blob;
+    int64_t at = mm_round_up((int64_t)sizeof *b, 16);
+    *b = (mm_batch){.n_seq = n_seq, .n_row = n_all, .n_out = n_seq, .row_media = -1};
+    b->is_decode = 1;
+    b->max_pos = n_row;
+    b->seq = at;
+    b->out = at += mm_round_up(n_seq * (int64_t)sizeof(mm_batch_seq), 16);
+    b->token = at += mm_round_up(n_seq * (int64_t)sizeof(mm_batch_out), 16);
+    b->n_bytes = at + mm_round_up(n_all * (int64_t)sizeof(int32_t), 16);
+    b->slot = b->page = b->mask = at;
+    mm_batch_seq *seq = (mm_batch_seq *)((uint8_t *)blob + b->seq);
+    mm_batch_out *out = (mm_batch_out *)((uint8_t *)blob + b->out);
+    for (int32_t i = 0; i < n_seq; i++) {
+        seq[i] = (mm_batch_seq){
+            .slot = slot, .row_start = i * n_row, .n_row = n_row, .n_ctx_after = n_row};
+        out[i] = (mm_batch_out){
+            .row = (i + 1) * n_row - 1, .seq = i, .token = -1, .n_top = -1, .list = -1};
+    }
+    memset((uint8_t *)blob + b->token, 0, (size_t)n_all * sizeof(int32_t));
+    return b;
+}
+
+int64_t mm_plain_bytes(int32_t max_seqs)
+{
+    return (int64_t)sizeof(mm_batch) + 64 +
+           max_seqs * (int64_t)(sizeof(mm_batch_seq) + sizeof(mm_batch_out) + sizeof(int32_t));
+}
+
+/* `sample` finds in the batch whether it must move n_ctx, and a graph's batch would be that of the
+ * step it was captured in. Plain decoding never asks for that, so all graphs look at one batch that
+ * says so and stays. */
+static mm_status put_plain(mm_step_context *k)
+{
+    mm_backend *be = k->backend;
+    const int32_t n = k->model->shape.max_seqs;
+    void *host;
+    MM_TRY(be->alloc_host(be, &host, (size_t)mm_plain_bytes(n)));
+    const mm_batch *b = make_batch(k, host, n, 1);
+    MM_ASSERT(b->n_bytes <= mm_plain_bytes(n));
+    mm_status st = be->upload(be, k->model->ctx.stream, k->buf->plain, b, (size_t)b->n_bytes);
+    if (st == MM_OK)
+        st = be->sync(be, k->model->ctx.stream);
+    be->free_host(be, host);
+    return st;
+}
+
+/* What a graph holds, run now or recorded. The views' arrays are those of every step; their bounds
+ * are the largest possible. */
+static mm_status run(mm_step_context *k, const mm_step_graph *g)
+{
+    mm_seq_view seq = k->buf->seq;
+    mm_out_view out = k->buf->out;
+    mm_step_result r = {0};
+    seq.n_seq = out.n_out = g->n_seq;
+    seq.n_row = g->n_seq * g->n_row;
+    seq.max_pos = k->model->shape.max_model_len;
+    seq.is_decode = true;
+    out.blob = k->buf->plain;
+    (void)mm_rank_result_lay(&r, k->buf->result, g->n_seq, 0, false);
+    MM_TRY(mm_step_forward(k, &seq, NULL));
+    return g->draws ? mm_step_draw(k, &out, g->n_seq, &r) : MM_OK;
+}
+
+static mm_status capture(mm_step_context *k, mm_step_graph *g)
+{
+    mm_backend *be = k->backend;
+    mm_stream *stream = k->model->ctx.stream;
+    MM_TRY(be->graph_begin(be, stream));
+    mm_status st = run(k, g);
+    if (st != MM_OK) { /* the stream must come out of capture; the first error is the cause */
+        mm_error cause;
+        mm_error_take(&cause, st);
+        if (be->graph_end(be, stream, &g->graph) == MM_OK && g->graph != NULL)
+            be->graph_close(be, g->graph);
+        g->graph = NULL;
+        return mm_error_raise(&cause, "");
+    }
+    return be->graph_end(be, stream, &g->graph);
+}
+
+mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, int32_t n_size)
+{
+    mm_backend *be = k->backend;
+    mm_stream *stream = k->model->ctx.stream;
+    void *blob = k->model->stage;
+    *g = (mm_graphs){.cap = n_size * 2 * (int32_t)MM_ARRAY_LEN(row_counts)};
+    g->item = calloc((size_t)(g->cap > 0 ? g->cap : 1), sizeof *g->item);
+    if (g->item == NULL)
+        return MM_FAIL(MM_E_NOMEM, "no host memory for %d graphs", g->cap);
+    k->model->buf.n_read = (int64_t *)(void *)k->buf->result;
+    MM_TRY(put_plain(k));
+    for (size_t r = 0; r < MM_ARRAY_LEN(row_counts); r++)
+        for (int32_t i = 0; i < n_size; i++)
+            for (int32_t draws = 0; draws < 2; draws++) {
+                mm_step_graph *item = &g->item[g->n];
+                *item =
+                    (mm_step_graph){.n_seq = size[i], .n_row = row_counts[r], .draws = draws != 0};
+                if ((int64_t)item->n_seq * item->n_row > k->model->shape.max_rows)
+                    continue;
+                if (draws == 0) { /* the same kernels serve both */
+                    MM_TRY(mm_step_begin(k, make_batch(k, blob, 1, item->n_row), 0, item->n_seq));
+                    const mm_step_graph both = {
+                        .n_seq = item->n_seq, .n_row = item->n_row, .draws = true};
+                    MM_TRY(run(k, &both));
+                    MM_TRY(be->sync(be, stream));
+                }
+                MM_TRY(capture(k, item));
+                g->n++;
+            }
+    return be->sync(be, stream);
+}
+
+void mm_graphs_close(mm_graphs *g, mm_backend *b)
+{
+    for (int32_t i = 0; i < g->n; i++)
+        b->graph_close(b, g->item[i].graph);
+    free(g->item);
+    *g = (mm_graphs){0};
+}

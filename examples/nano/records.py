@@ -1,0 +1,43 @@
+"""The shapes of held-out records, in one place: a prompt, what a right answer is, and which questions training must leave out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+Schema = dict[str, Any]
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def exact(kind: str, question: str, answer: str) -> Record:
+    """A question whose answer is graded as it stands."""
+    grade = {"type": "exact", "answer": answer}
+    return {"kind": kind, "messages": user(question), "grade": grade, "raw": [question]}
+
+
+def calls(kind: str, text: str, tools: list[Schema], wanted: list[tuple[str, Any]]) -> Record:
+    """A request that is answered by these calls, in any order."""
+    grade = {"type": "calls", "calls": [{"name": n, "arguments": a} for n, a in wanted]}
+    return {"kind": kind, "messages": user(text), "tools": tools, "grade": grade}
+
+
+def obj(optional: tuple[str, ...] = (), **props: Any) -> Schema:
+    """A schema of an object; everything is required that is not optional."""
+    need = [n for n in props if n not in optional]
+    return {"type": "object", "properties": props, "required": need}
+
+
+def lines(records: list[Record], first: int = 0) -> str:
+    """The text of a file of records, numbered from `first`."""
+    rows = ({"id": first + i, **r} for i, r in enumerate(records))
+    return "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+
+
+def write(path: Path, records: list[Record], first: int = 0) -> None:
+    path.write_text(lines(records, first), encoding="utf-8")
+    print(f"{len(records)} prompts in {path.name}")

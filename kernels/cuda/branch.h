@@ -1,0 +1,28 @@
+/* branch.h: where the f32 sum of a residual branch comes from. */
+#ifndef MM_CUDA_BRANCH_H
+#define MM_CUDA_BRANCH_H
+#include "kernels/cuda/kernels.h"
+
+/* y[t] = acc[t] (NULL: 0) + the products of routed_scale * weight with the experts' partial rows in
+ * the order of the slots, those with first <= expert < last, + the shared expert's row. For a
+ * branch that is finished already acc is the sum itself and n_slot 0. */
+typedef struct mm_branch_sum {
+    const float *acc;       /* [n_row, D] */
+    const float *part;      /* [n_row, n_slot, D] */
+    const float *shared;    /* [n_row, D] or NULL */
+    const int32_t *experts; /* [n_row, n_slot] */
+    const float *weights;
+    float routed_scale;
+    int32_t n_slot, first, last;
+} mm_branch_sum;
+
+/* The end of the branch (ops.h, attn_out) of such a sum. */
+mm_status mm_cuda_branch_sum_end(const mm_op_context *c, int32_t n_row, const mm_branch_sum *sum,
+                                 void *x, const float *norm_w, void *h);
+/* acc = the sum, where the branch goes on. */
+mm_status mm_cuda_branch_sum_store(const mm_op_context *c, int32_t n_row, const mm_branch_sum *sum,
+                                   float *acc);
+/* The end of the branch, then the router over h (router.cu): of one or two rows in one launch. */
+mm_status mm_cuda_branch_router(const mm_op_context *c, int32_t n_row, const float *y,
+                                const mm_attn_out_args *a);
+#endif

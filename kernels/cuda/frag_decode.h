@@ -1,0 +1,64 @@
+/* frag_decode.h: what a lane loads of a packed fragment (frag.h) to operand A of mma m16n8k16,
+ * bf16, exact. The block scale is part of the operand, so that nothing is left to do in the loop
+ * but products; NVFP4 comes out at 2^-8 of its value, which the packed global scale makes up for.
+ *
+ * Instructions for the 8 values of a lane and step: NVFP4 11 for the codes, 4 for the two scales, 4
+ * products; MXFP8 10, 2 (a fragment), 4. */
+#ifndef MM_CUDA_FRAG_DECODE_H
+#define MM_CUDA_FRAG_DECODE_H
+#include "kernels/cuda/frag.h"
+
+/* Two codes in the high bytes of two halves to the bf16 pair of their values times 2^-120. */
+MM_DEV_FN uint32_t mm_frag_e4m3_pair(uint32_t v)
+{
+    return (v & 0x80008000u) | ((v >> 4) & 0x07F007F0u);
+}
+
+/* codes: the 8 bytes of a step; scale of row g, scale_8 of row g + 8: e8m0 bytes, at most 134. */
+MM_DEV_FN void mm_frag_mxfp8(uint2 codes, uint32_t scale, uint32_t scale_8, uint32_t a[4])
+{
+    /* bf16 pair of 2^(b - 127 + 120): exponent field b + 120 */
+    const uint32_t lo = scale * 0x00800080u + 0x3C003C00u;
+    const uint32_t hi = scale_8 * 0x00800080u + 0x3C003C00u;
+    a[0] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.x, 0, 0x1404)), lo);
+    a[1] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.x, 0, 0x3424)), hi);
+    a[2] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.y, 0, 0x1404)), lo);
+    a[3] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.y, 0, 0x3424)), hi);
+}
+
+/* Packed scale byte s of a word in both halves: what mm_frag_nvfp4 takes. */
+MM_DEV_FN uint32_t mm_frag_scale_pair(uint32_t scales, int s)
+{
+    return mm_prmt(scales, 0, 0x4040u | (uint32_t)s * 0x0101u);
+}
+
+/* codes: the word of a step; scale of row g, scale_8 of row g + 8: pairs of packed scale bytes. */
+MM_DEV_FN void mm_frag_nvfp4(uint32_t codes, uint32_t scale, uint32_t scale_8, uint32_t a[4])
+{
+    /* bf16 pair of the scale times 2^118: exponent field e - 10 + 118 + 127 */
+    const uint32_t lo = scale * 16u + 0x75807580u, hi = scale_8 * 16u + 0x75807580u;
+    const uint32_t mask = 0x81C081C0u;
+    const uint32_t last =
+        ((codes << 1) & 0x80008000u) | ((codes >> 5) & 0x01000100u) | ((codes >> 4) & 0x00C000C0u);
+    a[0] = mm_mul_bf16x2(codes & mask, lo);
+    a[1] = mm_mul_bf16x2((codes << 3) & mask, hi);
+    a[2] = mm_mul_bf16x2((codes << 6) & mask, lo);
+    a[3] = mm_mul_bf16x2(last, hi);
+}
+
+/* Row tile's bits of a[i]'s element in its half word: the inverse, for packing. */
+MM_DEV_FN uint32_t mm_frag_nvfp4_bits(uint32_t i, uint32_t code)
+{
+    const uint32_t sign = code >> 3 & 1, m = code & 7;
+    switch (i) {
+    case 0:
+        return sign << 15 | m << 6;
+    case 1:
+        return sign << 12 | m << 3;
+    case 2:
+        return sign << 9 | m;
+    default:
+        return sign << 14 | (m >> 2) << 13 | (m & 3) << 10;
+    }
+}
+#endif

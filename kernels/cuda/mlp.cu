@@ -1,0 +1,22 @@
+/* mlp.cu: the dense MLP and the end of its branch. */
+#include "kernels/cuda/kernels.h"
+
+mm_status mm_cuda_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_mlp_args *args)
+{
+    const int64_t d = c->shape->d_model, f = args->gate_up.n_out / 2;
+    const int32_t n_row = seq->n_row;
+    void *a, *y;
+    mm_cuda_start(c);
+    if (n_row < 1)
+        return MM_OK;
+    if (args->gate_up.format == MM_WEIGHT_NONE || args->down->n_in != f)
+        return MM_CUDA_FAIL(
+            mm_cuda_of(c), MM_E_SHAPE,
+            "cuda: an MLP of packed gate and up with %lld rows and down of %lld columns",
+            (long long)args->gate_up.n_out, (long long)args->down->n_in);
+    MM_TRY(mm_cuda_take(c, (size_t)n_row * (size_t)f * sizeof(uint16_t), &a));
+    MM_TRY(mm_cuda_take(c, (size_t)n_row * (size_t)d * sizeof(float), &y));
+    MM_TRY(mm_cuda_linear(c, &args->gate_up, args->h, d, n_row, MM_OUT_SWIGLU, a, f));
+    MM_TRY(mm_cuda_linear(c, args->down, a, f, n_row, MM_OUT_F32, y, d));
+    return mm_cuda_branch_end(c, n_row, (const float *)y, args->x, args->norm_w, args->h_out);
+}

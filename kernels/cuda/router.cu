@@ -1,0 +1,489 @@
+/* router.cu: logits of the experts in f32 quality, and the choice.
+ *
+ * The gate is f32 and h is bf16, so the gate is split into three bf16 parts (24 bits: exact) on its
+ * way into the matrix unit: three products a step, sums in f32 in an order that does not depend on
+ * the number of rows. n_in is cut into slices of 384 columns, a block each, so that 128 x 6144 fill
+ * the device; the slices are added in order where the choice is made: for one or two rows by the
+ * last block to arrive, else by a kernel of one block a row. One or two rows need not even be
+ * finished: every block sums and norms them itself (branch_row.h), from L2. */
+#include "kernels/cuda/branch.h"
+#include "kernels/cuda/branch_row.h"
+
+#define ROUTER_WARPS 4
+#define ROUTER_STEPS 6   /* of 16 columns, of a warp */
+#define ROUTER_FUSED 2   /* rows up to which the last block chooses */
+#define ROUTER_PIECE 512 /* rows whose slices are in scratch at once */
+#define ROUTER_MAX_EXPERT 1024
+#define ROUTER_COLS (ROUTER_WARPS * ROUTER_STEPS * 16) /* of a slice */
+#define ROUTER_MAX_USED 32
+
+typedef struct mm_router_args {
+    const uint16_t *h;
+    const float *gate, *bias;
+    float *part; /* [n_row, n_slice, n_expert] */
+    int32_t *experts;
+    float *weights;
+    uint32_t *counter;
+    int32_t n_row, d, n_expert, n_used, n_slice;
+    int32_t rows; /* of a block */
+    bool force, is_fused;
+} mm_router_args;
+
+/* What the choice for one row needs in shared memory. key: order of the scores, larger first. */
+typedef struct mm_router_row {
+    float p[ROUTER_MAX_EXPERT];
+    uint32_t key[ROUTER_MAX_EXPERT];
+    int32_t id[ROUTER_MAX_USED];
+} mm_router_row;
+
+#define ROUTER_KEY_NAN 0xFFFFFFFFu /* a NaN logit; 0: no expert, 1: a NaN bias */
+
+MM_DEV_FN uint32_t router_key(float score)
+{
+    const uint32_t u = __float_as_uint(score);
+    return isnan(score) ? 1u : (u >> 31) != 0 ? ~u : u | 0x80000000u;
+}
+
+/* Probabilities and keys of row t from the sums of its slices, by all threads of the block. */
+MM_DEV_FN void router_score(const mm_router_args &a, int64_t t, mm_router_row *row)
+{
+    for (int e = (int)threadIdx.x; e < a.n_expert; e += (int)blockDim.x) {
+        const float *part = a.part + t * a.n_slice * a.n_expert + e;
+        const float bias = a.bias != NULL ? a.bias[e] : 0.0f;
+        float sum = 0.0f;
+        for (int s0 = 0; s0 < a.n_slice; s0 += 16) {
+            float v[16];
+#pragma unroll
+            for (int s = 0; s < 16; s++)
+                v[s] = s0 + s < a.n_slice ? __ldcg(part + (int64_t)(s0 + s) * a.n_expert) : 0.0f;
+#pragma unroll
+            for (int s = 0; s < 16; s++)
+                sum += v[s]; /* absent slices add +0: the same for every row */
+        }
+        const float p = 1.0f / (1.0f + expf(-sum));
+        row->p[e] = p;
+        row->key[e] = isnan(sum) ? ROUTER_KEY_NAN : router_key(p + bias);
+    }
+}
+
+/* The choice for row t by one warp. Lane l has the experts PER l .. PER l + PER - 1, so the lowest
+ * lane with the best key has the lowest id. */
+template <int PER>
+MM_DEV_FN void router_choose(const mm_router_args &a, int64_t t, mm_router_row *row)
+{
+    const int lane = (int)threadIdx.x % 32, e0 = lane * PER;
+    uint32_t key[PER], most = 0;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        key[i] = e0 + i < a.n_expert ? row->key[e0 + i] : 0;
+        most = key[i] > most ? key[i] : most;
+    }
+    const bool is_nan = __reduce_max_sync(0xFFFFFFFFu, most) == ROUTER_KEY_NAN;
+    if (a.force) {
+        if (lane < a.n_used)
+            row->id[lane] = a.experts[t * a.n_used + lane];
+    } else {
+        uint32_t taken = 0; /* bit i: expert e0 + i */
+        if (is_nan) {
+#pragma unroll
+            for (int i = 0; i < PER; i++)
+                taken |= (uint32_t)(e0 + i < a.n_used) << i;
+        }
+        for (int k = 0; k < a.n_used && !is_nan; k++) {
+            uint32_t best = 0, at = 0;
+#pragma unroll
+            for (int i = 0; i < PER; i++) {
+                if (key[i] > best)
+                    best = key[i], at = 1u << i;
+            }
+            const uint32_t top = __reduce_max_sync(0xFFFFFFFFu, best);
+            const uint32_t with = __ballot_sync(0xFFFFFFFFu, best == top);
+            if (lane == __ffs((int)with) - 1) {
+                taken |= at;
+#pragma unroll
+                for (int i = 0; i < PER; i++)
+                    key[i] = at == 1u << i ? 0 : key[i];
+            }
+        }
+        int place = 0; /* ascending ids */
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            place += __popc(__ballot_sync(0xFFFFFFFFu, (taken >> i & 1) != 0) & ((1u << lane) - 1));
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            if ((taken >> i & 1) != 0)
+                row->id[place++] = e0 + i;
+        }
+    }
+    __syncwarp();
+    if (lane >= a.n_used)
+        return;
+    const int32_t mine = row->id[lane];
+    float sum = 0.0f;
+    for (int k = 0; k < a.n_used; k++)
+        sum += row->p[row->id[k]];
+    if (!a.force)
+        a.experts[t * a.n_used + lane] = mine;
+    a.weights[t * a.n_used + lane] = is_nan ? mm_f32_bits(0x7FC00000u) : row->p[mine] / sum;
+}
+
+MM_DEV_FN void router_choose_any(const mm_router_args &a, int64_t t, mm_router_row *row)
+{
+    if (a.n_expert <= 128)
+        router_choose<4>(a, t, row);
+    else
+        router_choose<32>(a, t, row);
+}
+
+/* One or two rows: the last block whose first warp has written its part of the logits makes the
+ * choice. All threads; true in that block. */
+MM_DEV_FN bool router_finish(const mm_router_args &a, mm_router_row *row)
+{
+    __shared__ uint32_t is_last;
+    if (threadIdx.x < 32) {
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            is_last = atomicAdd(a.counter, 1u) == gridDim.x * gridDim.y - 1;
+            if (is_last != 0)
+                *a.counter = 0;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    if (is_last == 0)
+        return false;
+    for (int r = 0; r < a.n_row; r++)
+        router_score(a, r, row + r);
+    __syncthreads();
+    const int warp = (int)threadIdx.x / 32;
+    if (warp < a.n_row)
+        router_choose_any(a, warp, row + warp);
+    return true;
+}
+
+/* Two f32 values to a pair of their bf16 parts. */
+MM_DEV_FN void router_split(float2 v, uint32_t out[3])
+{
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        out[i] = mm_f32x2_bf16x2(v.x, v.y);
+        v.x -= mm_bf16_lo(out[i]);
+        v.y -= mm_bf16_hi(out[i]);
+    }
+}
+
+/* The gate of a warp: rows g and g + 8 of tile e0, its steps of the slice. */
+typedef struct mm_router_gate {
+    float2 w[ROUTER_STEPS][4];
+} mm_router_gate;
+
+MM_DEV_FN void router_load(const mm_router_args &a, int e0, int step0, mm_router_gate *gate)
+{
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int s = 0; s < ROUTER_STEPS; s++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int e = e0 + g + 8 * (i & 1), col = (step0 + s) * 16 + 2 * t + 8 * (i >> 1);
+            gate->w[s][i] = make_float2(0.0f, 0.0f);
+            if (e < a.n_expert && col < a.d)
+                gate->w[s][i] = *(const float2 *)(const void *)(a.gate + (int64_t)e * a.d + col);
+        }
+    }
+}
+
+/* The warp's share of the logits of 8 rows. */
+MM_DEV_FN void router_multiply(const mm_router_gate &gate, const uint32_t b[ROUTER_STEPS][2],
+                               float d[4])
+{
+#pragma unroll
+    for (int s = 0; s < ROUTER_STEPS; s++) {
+        uint32_t part[4][3];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            router_split(gate.w[s][i], part[i]);
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            const uint32_t op[4] = {part[0][k], part[1][k], part[2][k], part[3][k]};
+            mm_mma_bf16(d, op, b[s]);
+        }
+    }
+}
+
+/* The first warp adds the warps' sums in order and stores the slice's part of 8 rows from row. */
+MM_DEV_FN void router_store(const mm_router_args &a, const float4 *sum, int e0, int slice, int row)
+{
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float4 v[ROUTER_WARPS];
+#pragma unroll
+    for (int k = 0; k < ROUTER_WARPS; k++)
+        v[k] = sum[k * 32 + lane];
+    float d[4] = {v[0].x, v[0].y, v[0].z, v[0].w};
+#pragma unroll
+    for (int k = 1; k < ROUTER_WARPS; k++)
+        d[0] += v[k].x, d[1] += v[k].y, d[2] += v[k].z, d[3] += v[k].w;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int e = e0 + g + 8 * (i >> 1);
+        const int64_t r = row + 2 * t + (i & 1);
+        if (e < a.n_expert && r < a.n_row)
+            a.part[(r * a.n_slice + slice) * a.n_expert + e] = d[i];
+    }
+}
+
+/* Operand B of 8 rows from row: the warp's steps of h. */
+MM_DEV_FN void router_rows(const mm_router_args &a, int step0, int row, uint32_t b[ROUTER_STEPS][2])
+{
+    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+    row += lane / 4;
+#pragma unroll
+    for (int s = 0; s < ROUTER_STEPS; s++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int col = (step0 + s) * 16 + 2 * t + 8 * i;
+            b[s][i] = row < a.n_row && col < a.d
+                          ? *(const uint32_t *)(const void *)(a.h + (int64_t)row * a.d + col)
+                          : 0;
+        }
+    }
+}
+
+/* grid (tiles of 16 experts, slices, pieces of a.rows rows), block 128. */
+static __global__ void __launch_bounds__(128) mm_router_logits(const mm_router_args a)
+{
+    __shared__ float4 sum[2][ROUTER_WARPS * 32];
+    __shared__ mm_router_row choice[ROUTER_FUSED];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int e0 = (int)blockIdx.x * 16, slice = (int)blockIdx.y;
+    const int step0 = (slice * ROUTER_WARPS + warp) * ROUTER_STEPS;
+    mm_router_gate gate;
+    router_load(a, e0, step0, &gate);
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    const int row0 = (int)blockIdx.z * a.rows;
+    const int n_tile = ((a.n_row - row0 < a.rows ? a.n_row - row0 : a.rows) + 7) / 8;
+    uint32_t b[ROUTER_STEPS][2], next[ROUTER_STEPS][2];
+    router_rows(a, step0, row0, b);
+    for (int n = 0; n < n_tile; n++) {
+        if (n + 1 < n_tile)
+            router_rows(a, step0, row0 + n * 8 + 8, next);
+        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        router_multiply(gate, b, d);
+        sum[n & 1][warp * 32 + lane] = make_float4(d[0], d[1], d[2], d[3]);
+        __syncthreads();
+        if (warp == 0)
+            router_store(a, sum[n & 1], e0, slice, row0 + n * 8);
+#pragma unroll
+        for (int s = 0; s < ROUTER_STEPS; s++)
+            b[s][0] = next[s][0], b[s][1] = next[s][1];
+    }
+    if (a.is_fused)
+        router_finish(a, choice);
+}
+
+/* grid n_row, block 128. */
+static __global__ void __launch_bounds__(128) mm_router_choice(const mm_router_args a)
+{
+    __shared__ mm_router_row row;
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    router_score(a, blockIdx.x, &row);
+    __syncthreads();
+    if (threadIdx.x < 32)
+        router_choose_any(a, blockIdx.x, &row);
+}
+
+/* ---------------------------------------------------------------- the end of the branch as well */
+
+typedef struct mm_router_end_args {
+    const float *y;
+    uint16_t *x, *h;
+    const float *norm_w;
+    float eps;
+    int32_t n_thread; /* that own columns: mm_branch_threads(d) */
+} mm_router_end_args;
+
+/* grid (tiles of 16 experts, slices), block max(128, n_thread). Every block sums and norms all
+ * rows; the blocks of tile 0 write their slice of h, the last block x: all have read it by then. */
+template <int ROWS>
+static __global__ void __launch_bounds__(MM_BRANCH_THREADS)
+    mm_router_end(const mm_router_args a, const mm_router_end_args p)
+{
+    __shared__ float4 sum[ROUTER_WARPS * 32];
+    __shared__ mm_router_row choice[ROWS];
+    __shared__ float warp_sum[ROWS][MM_BRANCH_THREADS / 32];
+    __shared__ uint2 slice_h[ROWS][ROUTER_COLS / 4];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int e0 = (int)blockIdx.x * 16, slice = (int)blockIdx.y, col0 = slice * ROUTER_COLS;
+    const int first = (int)threadIdx.x * 4, step = p.n_thread * 4;
+    const bool is_owner = (int)threadIdx.x < p.n_thread;
+    mm_router_gate gate;
+    if (warp < ROUTER_WARPS)
+        router_load(a, e0, (slice * ROUTER_WARPS + warp) * ROUTER_STEPS, &gate);
+    float4 w[MM_BRANCH_PIECES], s[ROWS][MM_BRANCH_PIECES];
+#pragma unroll
+    for (int j = 0; j < MM_BRANCH_PIECES; j++) {
+        const int i = first + j * step;
+        if (is_owner && i >= col0 && i < col0 + ROUTER_COLS && i < a.d)
+            w[j] = *(const float4 *)(const void *)(p.norm_w + i);
+    }
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    uint2 x[ROWS][MM_BRANCH_PIECES];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int j = 0; j < MM_BRANCH_PIECES; j++) {
+            const int i = first + j * step;
+            if (!is_owner || i >= a.d)
+                continue;
+            s[r][j] = *(const float4 *)(const void *)(p.y + (int64_t)r * a.d + i);
+            x[r][j] = *(const uint2 *)(const void *)(p.x + (int64_t)r * a.d + i);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float square = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MM_BRANCH_PIECES; j++) {
+            if (is_owner && first + j * step < a.d)
+                s[r][j] = mm_branch_add(x[r][j], s[r][j], &square);
+        }
+        const float scale = mm_branch_scale(square, a.d, p.eps, warp_sum[r]);
+#pragma unroll
+        for (int j = 0; j < MM_BRANCH_PIECES; j++) {
+            const int i = first + j * step;
+            if (!is_owner || i < col0 || i >= col0 + ROUTER_COLS || i >= a.d)
+                continue;
+            const uint2 v = mm_branch_norm(s[r][j], scale, w[j]);
+            slice_h[r][(i - col0) / 4] = v;
+            if (e0 == 0)
+                *(uint2 *)(void *)(p.h + (int64_t)r * a.d + i) = v;
+        }
+    }
+    __syncthreads();
+    if (warp < ROUTER_WARPS) {
+        const int g = lane / 4, t = lane % 4;
+        uint32_t b[ROUTER_STEPS][2];
+#pragma unroll
+        for (int k = 0; k < ROUTER_STEPS; k++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int col = (warp * ROUTER_STEPS + k) * 16 + 2 * t + 8 * i;
+                b[k][i] = g < ROWS && col0 + col < a.d
+                              ? ((const uint32_t *)(const void *)slice_h[g])[col / 2]
+                              : 0;
+            }
+        }
+        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        router_multiply(gate, b, d);
+        sum[warp * 32 + lane] = make_float4(d[0], d[1], d[2], d[3]);
+    }
+    __syncthreads();
+    if (warp == 0)
+        router_store(a, sum, e0, slice, 0);
+    if (!router_finish(a, choice) || !is_owner)
+        return;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int j = 0; j < MM_BRANCH_PIECES; j++) {
+            const int i = first + j * step;
+            if (i < a.d)
+                *(uint2 *)(void *)(p.x + (int64_t)r * a.d + i) = mm_f32_bf16x4(s[r][j]);
+        }
+    }
+}
+
+static int32_t n_slice(int32_t d)
+{
+    return (d + ROUTER_COLS - 1) / ROUTER_COLS;
+}
+
+static size_t part_bytes(const mm_op_shape *s)
+{
+    const int64_t n = s->max_rows < ROUTER_PIECE ? s->max_rows : ROUTER_PIECE;
+    return mm_cuda_size((size_t)n * (size_t)n_slice(s->d_model) * (size_t)s->n_expert *
+                        sizeof(float));
+}
+
+size_t mm_cuda_branch_scratch(const mm_op_shape *s)
+{
+    return mm_cuda_size(2 * (size_t)s->max_rows * (size_t)s->d_model) +
+           (s->n_expert > 0 ? part_bytes(s) : 0);
+}
+
+/* Everything but the rows. */
+static mm_status prepare(const mm_op_context *c, const mm_attn_out_args *args, mm_router_args *a)
+{
+    const mm_op_shape *s = c->shape;
+    if (s->n_expert > ROUTER_MAX_EXPERT || s->n_expert_used > ROUTER_MAX_USED ||
+        s->d_model % 16 != 0)
+        return MM_CUDA_FAIL(
+            mm_cuda_of(c), MM_E_UNSUPPORTED,
+            "cuda: a router of %d of %d experts over %d columns; it takes at most %d of "
+            "%d and multiples of 16",
+            (int)s->n_expert_used, (int)s->n_expert, (int)s->d_model, ROUTER_MAX_USED,
+            ROUTER_MAX_EXPERT);
+    void *part;
+    MM_TRY(mm_cuda_take(c, part_bytes(s), &part));
+    a->gate = args->gate;
+    a->bias = args->bias;
+    a->part = (float *)part;
+    a->counter = c->stream->counter;
+    a->d = s->d_model;
+    a->n_expert = s->n_expert;
+    a->n_used = s->n_expert_used;
+    a->n_slice = n_slice(s->d_model);
+    a->force = args->force;
+    return MM_OK;
+}
+
+mm_status mm_cuda_router(const mm_op_context *c, int32_t n_row, const mm_attn_out_args *args)
+{
+    mm_router_args a = {};
+    MM_TRY(prepare(c, args, &a));
+    for (int32_t t = 0; t < n_row; t += ROUTER_PIECE) {
+        a.n_row = n_row - t < ROUTER_PIECE ? n_row - t : ROUTER_PIECE;
+        a.h = (const uint16_t *)args->h + (int64_t)t * a.d;
+        a.experts = args->experts + (int64_t)t * a.n_used;
+        a.weights = args->weights + (int64_t)t * a.n_used;
+        a.is_fused = a.n_row <= ROUTER_FUSED;
+        a.rows = a.n_row <= 64 ? 32 : 64; /* more blocks, or the gate read less often */
+        const dim3 grid((unsigned)((a.n_expert + 15) / 16), (unsigned)a.n_slice,
+                        (unsigned)((a.n_row + a.rows - 1) / a.rows));
+        MM_TRY(mm_launch(c, "router_logits", mm_router_logits, grid, dim3(128), 0, a));
+        if (!a.is_fused)
+            MM_TRY(mm_launch(c, "router_choice", mm_router_choice, dim3((unsigned)a.n_row),
+                             dim3(128), 0, a));
+    }
+    return MM_OK;
+}
+
+mm_status mm_cuda_branch_router(const mm_op_context *c, int32_t n_row, const float *y,
+                                const mm_attn_out_args *args)
+{
+    const mm_op_shape *s = c->shape;
+    if (n_row > ROUTER_FUSED || (c->comm != NULL && c->comm->world > 1) ||
+        s->d_model > MM_BRANCH_THREADS * 4 * MM_BRANCH_PIECES) {
+        MM_TRY(mm_cuda_branch_end(c, n_row, y, args->x, args->norm_w, args->h));
+        return mm_cuda_router(c, n_row, args);
+    }
+    mm_router_args a = {};
+    MM_TRY(prepare(c, args, &a));
+    a.n_row = n_row;
+    a.experts = args->experts;
+    a.weights = args->weights;
+    mm_router_end_args p = {};
+    p.y = y;
+    p.x = (uint16_t *)args->x;
+    p.h = (uint16_t *)args->h;
+    p.norm_w = args->norm_w;
+    p.eps = s->eps;
+    p.n_thread = mm_branch_threads(s->d_model);
+    const dim3 grid((unsigned)((a.n_expert + 15) / 16), (unsigned)a.n_slice);
+    const dim3 block(p.n_thread < 128 ? 128u : (unsigned)p.n_thread);
+    return n_row == 1 ? mm_launch(c, "router_end", mm_router_end<1>, grid, block, 0, a, p)
+                      : mm_launch(c, "router_end", mm_router_end<2>, grid, block, 0, a, p);
+}

@@ -1,0 +1,144 @@
+/* sample_draw.cu: the last kernel of the sampler: filtered ids become -inf, weights are summed in
+ * the normative order (blocks of 1024 ids, lanes of a warp, then a butterfly), and the last block
+ * of a row draws: block sums added in order, then the ids of the block found, in order. */
+#include "kernels/cuda/philox.h"
+#include "kernels/cuda/sample_row.h"
+
+enum { BLOCKS = MM_ROW_SLICE / MM_DRAW_BLOCK, MAX_BLOCKS = MM_ROW_MAX_VOCAB / MM_DRAW_BLOCK };
+
+/* Whole warp: the sum of n weights. */
+MM_DEV_FN float draw_block_sum(const float *weight, int32_t n)
+{
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int32_t i = threadIdx.x % 32; i < n; i += 32)
+        sum += weight[i];
+    for (int m = 16; m > 0; m /= 2)
+        sum += __shfl_xor_sync(MM_ALL_LANES, sum, m);
+    return sum;
+}
+
+/* The first id of the block at which `below` and the weights up to it exceed the threshold, or the
+ * last id with weight (rounding may let the ids add up to less than their block's sum). */
+MM_DEV_FN int32_t find_in_block(const float *weight, int32_t n, float below, double threshold)
+{
+    int32_t v = 0, found = -1;
+    for (; v + 32 <= n; v += 32) { /* zeros add nothing: whole groups are passed over */
+        float next = below;
+#pragma unroll
+        for (int k = 0; k < 32; k++)
+            next += weight[v + k];
+        if ((double)next > threshold)
+            break;
+        below = next;
+    }
+    for (; v < n; v++) {
+        below += weight[v];
+        if (weight[v] > 0.0f)
+            found = v;
+        if (weight[v] > 0.0f && (double)below > threshold)
+            return found;
+    }
+    for (v = n - 1; v >= 0 && found < 0; v--)
+        found = weight[v] > 0.0f ? v : -1;
+    return found;
+}
+
+/* Block: the drawn id. weight: scratch of a block; upto [n_block + 1]: sums of the blocks before.
+ */
+MM_DEV_FN int32_t draw(const mm_sample_run &x, int32_t r, const mm_sample_state &t, double u,
+                       float *weight, float *upto, int32_t *found)
+{
+    const int32_t n_block = (x.n_vocab + MM_DRAW_BLOCK - 1) / MM_DRAW_BLOCK;
+    const int32_t tid = (int32_t)threadIdx.x;
+    const float *sum = x.sum + (int64_t)r * x.n_part * BLOCKS;
+    for (int32_t b = tid; b < n_block; b += MM_ROW_THREADS)
+        upto[b + 1] = __ldcg(&sum[b]);
+    __syncthreads();
+    if (tid == 0) {
+        *found = -1;
+        float total = 0.0f;
+        upto[0] = 0.0f;
+#pragma unroll 8
+        for (int32_t b = 1; b <= n_block; b++) {
+            total += upto[b];
+            upto[b] = total;
+        }
+    }
+    __syncthreads();
+    const double threshold = u * (double)upto[n_block];
+    for (int32_t b = tid; b < n_block; b += MM_ROW_THREADS) {
+        if ((double)upto[b + 1] > threshold && (b == 0 || !((double)upto[b] > threshold)))
+            *found = b;
+    }
+    __syncthreads();
+    const int32_t block = *found, first = block * MM_DRAW_BLOCK;
+    if (block < 0)
+        return -1;
+    const int32_t n = min((int32_t)MM_DRAW_BLOCK, x.n_vocab - first);
+    const float *work = x.work + (int64_t)r * x.n_vocab + first;
+    for (int32_t k = tid; k < n; k += MM_ROW_THREADS) {
+        const float w = __ldcg(&work[k]);
+        weight[k] = w > -INFINITY ? mm_weight_of(t, w) : 0.0f;
+    }
+    __syncthreads();
+    if (tid == 0) {
+        const int32_t v = find_in_block(weight, n, upto[block], threshold);
+        *found = v < 0 ? -1 : first + v;
+    }
+    __syncthreads();
+    return *found;
+}
+
+static __global__ void __launch_bounds__(MM_ROW_THREADS) sample_draw(mm_sample_run x)
+{
+    __shared__ float weight[MM_ROW_SLICE];
+    __shared__ float upto[MAX_BLOCKS + 1];
+    __shared__ mm_row_shared s;
+    __shared__ int32_t found;
+    const int32_t r = (int32_t)blockIdx.y, i = x.first + r, tid = (int32_t)threadIdx.x;
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    if (!x.state[r].is_live)
+        return;
+    const mm_sample_state t = x.state[r];
+    const int32_t first = (int32_t)blockIdx.x * MM_ROW_SLICE;
+    const int32_t n = min((int32_t)MM_ROW_SLICE, x.n_vocab - first);
+    float *work = x.work + (int64_t)r * x.n_vocab + first;
+    float w[MM_ROW_EACH];
+    mm_load_part(w, work, n, -INFINITY);
+#pragma unroll
+    for (int j = 0; j < MM_ROW_EACH; j++) {
+        const int32_t k = j * MM_ROW_THREADS + tid;
+        const bool stays = mm_is_alive(t, w[j]) &&
+                           (!t.selects || w[j] > t.cut || (w[j] == t.cut && first + k <= t.cut_id));
+        if (!stays && w[j] > -INFINITY) /* so k < n */
+            work[k] = -INFINITY;
+        weight[k] = stays ? mm_weight_of(t, w[j]) : 0.0f;
+    }
+    __syncthreads();
+    const int32_t b = tid / 32;
+    if (b < BLOCKS && b * MM_DRAW_BLOCK < n) {
+        const float sum = draw_block_sum(weight + b * MM_DRAW_BLOCK,
+                                         min((int32_t)MM_DRAW_BLOCK, n - b * MM_DRAW_BLOCK));
+        if (tid % 32 == 0)
+            x.sum[((int64_t)r * x.n_part + blockIdx.x) * BLOCKS + b] = sum;
+    }
+    if (!mm_row_last(&x.counter[r], (uint32_t)x.n_part, &s))
+        return;
+    const int32_t slot = x.out.row_slot[i];
+    int32_t token = x.out.token[i];
+    if (token < 0) {
+        const double u = mm_uniform(x.s.params[slot].seed, (uint64_t)x.s.n_emitted[slot],
+                                    (uint32_t)x.out.lane[i], MM_RNG_TARGET);
+        token = draw(x, r, t, u, weight, upto, &found);
+    }
+    if (tid == 0)
+        mm_sample_finish(x, i, token, MM_SAMPLE_OK);
+}
+
+mm_status mm_cuda_sample_draw(const mm_op_context *c, const mm_sample_run *x, int32_t n_row)
+{
+    return mm_launch(c, "sample_draw", sample_draw, dim3((unsigned)x->n_part, (unsigned)n_row),
+                     dim3(MM_ROW_THREADS), 0, *x);
+}

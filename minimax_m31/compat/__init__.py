@@ -1,0 +1,1 @@
+"""Faces of other engines: `minimax_m31.compat.vllm`."""

@@ -1,0 +1,354 @@
+"""Steps of the whole engine on one GPU: one tensor-parallel shard of the real model, dummy weights.
+
+    python tests/bench/bench_cuda_step.py --quick          # below 150 s: decode, prefill, phases
+    python tests/bench/bench_cuda_step.py [--shard 0 4] [--batch 1 8 64] [--layers 60] [--out F]
+
+The shard computes what one of `world` devices would, with collectives left out. Contexts are not
+prefilled: pages hold noise (`dummy_context`), so a step at a million tokens needs no million-token
+prefill. Decode steps are timed on the host between two commits, many steps apart, and on the device
+by events around each step (MM_PROFILE=2); the phases come from a second process that times every op
+(MM_PROFILE=1). Floors: bytes of the step (or operations of the chunk) at the copy bandwidth that is
+measured first; peers: the fastest public kernels chained on the same GPU, collectives excluded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchlib import Row, add_rows
+
+HERE = Path(__file__).resolve().parent
+NOMINAL = 4.3e12  # bytes per second that the floors below are written for
+# (batch, context) -> ms of one TP8 step: floor at NOMINAL, best public engine's kernels
+FLOOR = {(1, 8192): 0.693, (8, 8192): 2.178, (64, 8192): 7.974}
+PEER = {(1, 8192): 5.03, (8, 8192): 7.25, (64, 8192): 16.7, (1, 1 << 20): 8.0}
+INDEX_BYTES = 60 * 128  # index keys that a step reads per token of context and sequence, FP8
+PREFILL_FLOOR, PREFILL_PEER = 70.0, 264.0  # ms of an 8192-token chunk of a TP8 shard, FP8 caches
+
+
+# ---------------------------------------------------------------- the device itself
+
+
+class Driver:
+    """A few calls of the CUDA driver: a copy between device buffers, timed by events."""
+
+    def __init__(self) -> None:
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        name = ctypes.create_string_buffer(96)
+        self.call("cuDeviceGetName", name, 96, device)
+        self.name = name.value.decode()
+
+    def call(self, name: str, *args: Any) -> None:
+        code = getattr(self.lib, name)(*args)
+        if code != 0:
+            raise RuntimeError(f"{name} returned {code}")
+
+    def copy_bandwidth(self, n_bytes: int = 2 << 30, repeats: int = 10) -> float:
+        """Bytes read plus bytes written per second; the best of `repeats`."""
+        a, b = ctypes.c_uint64(), ctypes.c_uint64()
+        begin, end = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuMemAlloc_v2", ctypes.byref(a), ctypes.c_size_t(n_bytes))
+        self.call("cuMemAlloc_v2", ctypes.byref(b), ctypes.c_size_t(n_bytes))
+        noise = np.random.default_rng(0).integers(0, 2**63, 1 << 20, dtype=np.uint64)
+        for at in range(0, n_bytes, noise.nbytes):
+            self.call(
+                "cuMemcpyHtoD_v2",
+                ctypes.c_uint64(a.value + at),
+                noise.ctypes.data_as(ctypes.c_void_p),
+                ctypes.c_size_t(min(noise.nbytes, n_bytes - at)),
+            )
+        self.call("cuEventCreate", ctypes.byref(begin), 0)
+        self.call("cuEventCreate", ctypes.byref(end), 0)
+        best = float("inf")
+        for _ in range(repeats):
+            self.call("cuEventRecord", begin, None)
+            self.call("cuMemcpyDtoDAsync_v2", b, a, ctypes.c_size_t(n_bytes), None)
+            self.call("cuEventRecord", end, None)
+            self.call("cuEventSynchronize", end)
+            ms = ctypes.c_float()
+            self.call("cuEventElapsedTime", ctypes.byref(ms), begin, end)
+            best = min(best, ms.value)
+        for p in (a, b):
+            self.call("cuMemFree_v2", p)
+        return 2 * n_bytes / (best * 1e-3)
+
+
+def look_at_device() -> tuple[str, float]:
+    """(name, copy bandwidth); ("no driver", 0) where the library has none (the emulator)."""
+    try:
+        driver = Driver()
+    except OSError:
+        return "no driver", 0.0
+    return driver.name, driver.copy_bandwidth()
+
+
+def device_name() -> str:
+    """Of the first device, as this package's CUDA backend names it."""
+    from minimax_m31 import _core
+
+    text = next((text for name, usable, text in _core.backends() if name == "cuda" and usable), "")
+    return text.split(", ")[1] if ", " in text else "no device"
+
+
+# ---------------------------------------------------------------- the model
+
+
+def model_config(layers: int, small: bool) -> dict[str, Any]:
+    """The released shape, cut to its first layers; `small`: narrow, to try this script itself."""
+    config: dict[str, Any] = json.loads((HERE / "m31_flash.json").read_text())
+    text = config["text_config"]
+    text["num_hidden_layers"] = layers
+    sparse = text["sparse_attention_config"]
+    text["moe_layer_freq"] = text["moe_layer_freq"][:layers]
+    for name in ("sparse_attention_freq", "sparse_disable_index_value"):
+        sparse[name] = sparse[name][:layers]
+    if small:
+        text |= {
+            "hidden_size": 256,
+            "num_attention_heads": 16,
+            "vocab_size": 1024,
+            "intermediate_size": 512,
+            "shared_intermediate_size": 512,
+            "dense_intermediate_size": 512,
+            "num_local_experts": 8,
+            "bos_token_id": 1000,
+            "eos_token_id": 1001,
+        }
+    return config
+
+
+def open_llm(folder: Path, options: argparse.Namespace) -> Any:
+    from minimax_m31 import LLM, _core
+    from minimax_m31.checkpoint import read_config
+
+    rank, world = options.shard
+    page = _core.page_bytes(read_config(folder).config, "fp8", "fp8", rank, world)
+    longest = max([*options.context, *options.long])
+    room = max(max(options.batch) * max(options.context), longest)
+    pages = room // 128 + 4 * max(options.batch) + 64
+    return LLM(
+        str(folder),
+        backend="cuda",
+        load_format="dummy",
+        dummy_context=True,
+        seed=1,
+        shard=(rank, world) if world > 1 else None,
+        kv_cache_dtype="fp8",
+        indexer_kv_dtype="fp8",
+        max_model_len=min(1 << 20, longest + 1024),
+        max_num_seqs=max(options.batch),
+        max_num_batched_tokens=max(8192, options.chunk),
+        kv_cache_memory_bytes=page * pages,
+        enable_prefix_caching=False,
+        cuda_graph_batch_sizes=sorted(set(options.batch)),
+        enforce_eager=options.eager,
+        skip_tokenizer_init=True,
+        threads=len(os.sched_getaffinity(0)),
+    )
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def prompts(llm: Any, batch: int, length: int) -> list[list[int]]:
+    rng = np.random.default_rng(batch)
+    n = llm.get_vocab_size() - 64
+    rows: list[list[int]] = rng.integers(0, min(n, 200000), (batch, length)).tolist()
+    return rows
+
+
+def decode(llm: Any, batch: int, context: int, steps: int) -> dict[str, float]:
+    """Times of a decode step: `batch` sequences that begin together at `context` tokens."""
+    from minimax_m31 import SamplingParams
+
+    length = min(context, llm._info["max_model_len"] - steps - 8)
+    params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False)
+    llm.pause_generation("keep")
+    handles = [llm.submit([row], params) for row in prompts(llm, batch, length)]
+    before = llm._engine().stats()
+    llm.resume_generation()
+    outputs = [handle.result() for handle in handles]
+    after = llm._engine().stats()
+    first = max(o.metrics.first_token_ts for o in outputs)
+    last = min(o.metrics.last_token_ts for o in outputs)
+    n_step = after["n_step"] - before["n_step"]
+    if n_step > steps + 4:
+        raise RuntimeError(f"batch {batch} took {n_step} steps for {steps} tokens")
+    return {
+        "step": (last - first) / (steps - 1),
+        "host": (after["t_host_total"] - before["t_host_total"]) / n_step,
+    }
+
+
+def prefill(llm: Any, tokens: int) -> float:
+    """Seconds of a step that computes a prompt of `tokens`: its last token alone is scored."""
+    best = float("inf")
+    for row in prompts(llm, 3, tokens):
+        before = llm._engine().stats()
+        llm.score_tokens([row], start=tokens - 1, use_tqdm=False)
+        after = llm._engine().stats()
+        if after["n_step"] == before["n_step"] + 1:
+            best = min(best, after["t_step_total"] - before["t_step_total"])
+    return best
+
+
+def profile_lines(llm: Any) -> list[dict[str, str]]:
+    """Closes the engine; what MM_PROFILE logged, as fields."""
+    from minimax_m31 import _core
+
+    llm.shutdown()
+    found = []
+    for _, text in _core.log_drain():
+        if text.startswith("profile "):
+            fields = dict(re.findall(r"(\w+)=(\S+)", text))
+            fields["name"] = re.findall(r"steps=\S+ (\w+)", text)[0]
+            found.append(fields)
+    return found
+
+
+def floor_ms(batch: int, context: int, bandwidth: float, options: argparse.Namespace) -> str:
+    """Only for what the table was made for: a TP8 shard of 60 layers."""
+    if options.shard != [0, 8] or options.layers != 60 or (batch, 8192) not in FLOOR:
+        return ""
+    more = batch * (context - 8192) * INDEX_BYTES / NOMINAL * 1e3
+    return f"{(FLOOR[batch, 8192] + more) * NOMINAL / (bandwidth or NOMINAL):.3f}"
+
+
+def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
+    device, bandwidth = look_at_device()
+    began = time.perf_counter()
+    llm = open_llm(folder, options)
+    opened = time.perf_counter() - began
+    info = llm._info
+    note = f"{device}, tier {info['tier']}, copy {bandwidth / 1e12:.3f} TB/s (read + write)"
+    where = f"shard={options.shard[0]}/{options.shard[1]} layers={options.layers} fp8"
+    rows = [
+        Row("copy_bandwidth", f"device={device}", f"{bandwidth / 1e12:.4g}", "TB/s"),
+        Row("engine_open", where, f"{opened:.3g}", "s", note="dummy weights, graphs captured"),
+    ]
+    work = [(b, c) for c in options.context for b in options.batch]
+    work += [(1, c) for c in options.long]
+    for batch, context in work:
+        if context < 1 << 18:
+            decode(llm, batch, context, 8)  # warm
+        t = decode(llm, batch, context, options.steps)
+        floor = floor_ms(batch, context, bandwidth, options)
+        peer = str(PEER.get((batch, context), "")) if options.shard == [0, 8] else ""
+        params = f"{where} batch={batch} context={context}"
+        rows.append(Row("decode_step", params, f"{1e3 * t['step']:.4g}", "ms", floor, peer, note))
+        rows.append(Row("host_step", params, f"{1e6 * t['host']:.4g}", "us", note=note))
+        print(
+            f"decode batch {batch} context {context}: {1e3 * t['step']:.3f} ms "
+            f"(floor {floor or '?'}, peer {peer or '?'}), host {1e6 * t['host']:.1f} us",
+            flush=True,
+        )
+    if options.chunk:
+        seconds = prefill(llm, options.chunk)
+        known = options.shard == [0, 8] and options.layers == 60 and options.chunk == 8192
+        rows.append(
+            Row(
+                "prefill_chunk",
+                f"{where} tokens={options.chunk}",
+                f"{1e3 * seconds:.4g}",
+                "ms",
+                str(PREFILL_FLOOR) if known else "",
+                str(PREFILL_PEER) if known else "",
+                note,
+            )
+        )
+        rate = options.chunk / seconds
+        print(f"prefill {options.chunk}: {1e3 * seconds:.1f} ms, {rate:.0f} tok/s", flush=True)
+    for line in profile_lines(llm):
+        if line["name"] in ("gpu_step", "gpu_idle") and int(line["steps"]) >= 8:
+            params = (
+                f"{where} sequences={line['sequences']} rows={line['rows']} "
+                f"context<={line['context']}"
+            )
+            rows.append(Row(line["name"], params, line["us"], "us", note="mean over the steps"))
+            print(f"{line['name']} {params}: {line['us']} us", flush=True)
+    return rows
+
+
+def phases_run(options: argparse.Namespace, folder: Path) -> list[Row]:
+    llm = open_llm(folder, options)
+    where = f"shard={options.shard[0]}/{options.shard[1]} layers={options.layers} fp8"
+    for context in options.context:
+        for batch in options.batch:
+            decode(llm, batch, context, options.phase_steps)
+    for context in options.long:
+        decode(llm, 1, context, options.phase_steps)
+    if options.chunk:
+        prefill(llm, options.chunk)
+    rows = []
+    for line in profile_lines(llm):
+        params = (
+            f"{where} sequences={line['sequences']} rows={line['rows']} "
+            f"context<={line['context']} op={line['name']}"
+        )
+        note = f"share {line['share']}, {line['calls']} calls, {line['steps']} steps"
+        rows.append(Row("phase", params, line["us"], "us", note=note))
+        print(f"{params}: {line['us']} us, {note}", flush=True)
+    return rows
+
+
+def start(how: str, arguments: Sequence[str], profile: str) -> int:
+    """This script again, in a process of its own: the variables are read once per process."""
+    env = os.environ | {"MM_PROFILE": profile}
+    command = [sys.executable, str(Path(__file__).resolve()), "--run", how, *arguments]
+    return subprocess.run(command, env=env, check=False).returncode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer steps, below 150 s in all")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--context", nargs="+", type=int, default=[8192])
+    parser.add_argument("--long", nargs="*", type=int, default=[1 << 18, 1 << 20])
+    parser.add_argument("--chunk", type=int, default=8192, help="0: no prefill")
+    parser.add_argument("--steps", type=int, default=0, help="decode steps; 0: 200, or 100 quick")
+    parser.add_argument("--phase-steps", type=int, default=0, help="0: 16, or 6 quick")
+    parser.add_argument("--layers", type=int, default=60)
+    parser.add_argument("--shard", nargs=2, type=int, default=[0, 8], metavar=("RANK", "WORLD"))
+    parser.add_argument("--eager", action="store_true", help="no captured graphs")
+    parser.add_argument("--small", action="store_true", help="a narrow model: tries the script")
+    parser.add_argument("--no-phases", action="store_true")
+    parser.add_argument("--out", type=Path, help="default: this machine's file in results")
+    parser.add_argument("--run", choices=["main", "phases"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run is None:
+        arguments = sys.argv[1:]
+        code = start("main", arguments, "2")
+        if not options.no_phases:
+            code = start("phases", arguments, "1") or code
+        sys.exit(code)
+    options.steps = options.steps or (100 if options.quick else 200)
+    options.phase_steps = options.phase_steps or (6 if options.quick else 16)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = model_config(options.layers, options.small)
+        (folder / "config.json").write_text(json.dumps(config))
+        rows = (main_run if options.run == "main" else phases_run)(options, folder)
+    print(f"rows are in {add_rows(rows, options.out, device_name())}")
+
+
+if __name__ == "__main__":
+    main()

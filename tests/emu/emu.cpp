@@ -1,0 +1,673 @@
+/* emu.cpp: fibers and their scheduler. One warp runs until all its lanes wait, then the next one;
+ * when nobody can go on the block is stuck, which is reported with what every warp waits for. */
+#include "emu.h"
+
+#include <link.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <mutex>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define EMU_ASAN 1
+#else
+#define EMU_ASAN 0
+#endif
+
+enum { MAX_THREAD = 1024, MAX_WARP = 32, N_BAR = 16, GUARD = 4096 };
+static const size_t stack_bytes = EMU_ASAN ? 512 * 1024 : 128 * 1024;
+
+struct group { /* lanes that wait for each other */
+    emu_op op;
+    uint32_t mask, arrived;
+    const char *what;
+};
+struct emu_warp {
+    emu_thread *thread[32];
+    void *arg[32];
+    group wait[32];
+    int n_wait;
+    uint32_t alive, ready, poll;
+    uint32_t in_bar[N_BAR];
+};
+struct barrier {
+    uint32_t need, arrived, n_true, result;
+};
+struct mbar {
+    uint64_t *at;
+    uint32_t n_arrive, pending, phase;
+    int64_t n_bytes;
+};
+struct bulk {
+    void *dst;
+    const void *src;
+    uint32_t n_bytes;
+    uint64_t *bar;
+};
+
+emu_thread *emu_self;
+uint3 emu_block_idx;
+dim3 emu_block_dim, emu_grid_dim;
+uint8_t *emu_smem;
+
+static emu_thread thread_of[MAX_THREAD];
+static emu_warp warp_of[MAX_WARP];
+static barrier bar_of[N_BAR];
+static std::vector<mbar> mbars;
+static std::vector<bulk> bulks;
+static struct {
+    void (*op)(void *const *);
+    const char *what;
+    uint32_t arrived;
+    void *arg[128];
+} warpgroup[MAX_WARP / 4];
+static uint32_t n_thread, n_warp, n_alive;
+static const emu_kernel *kernel;
+static bool has_pdl_wait, is_shuffled;
+static uint64_t random_state;
+static uint8_t *stacks;
+static void *scheduler_sp;
+static std::mutex machine; /* ranks are threads; kernels run one at a time */
+
+/* ---------------------------------------------------------------- messages, randomness */
+
+void emu_die(const char *fmt, ...)
+{
+    va_list args;
+    fprintf(stderr, "emulator: ");
+    if (kernel != nullptr)
+        fprintf(stderr, "kernel %s, block (%u, %u, %u) of (%u, %u, %u)", kernel->name,
+                emu_block_idx.x, emu_block_idx.y, emu_block_idx.z, emu_grid_dim.x, emu_grid_dim.y,
+                emu_grid_dim.z);
+    if (emu_self != nullptr)
+        fprintf(stderr, ", thread (%u, %u, %u) of (%u, %u, %u)", emu_self->tid.x, emu_self->tid.y,
+                emu_self->tid.z, emu_block_dim.x, emu_block_dim.y, emu_block_dim.z);
+    fprintf(stderr, ": ");
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fprintf(stderr, "\n");
+    fflush(stderr);
+    abort();
+}
+
+static uint32_t draw(uint32_t n) /* 0 .. n - 1 */
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (uint32_t)((random_state >> 32) % n);
+}
+
+bool emu_lands_early()
+{
+    return is_shuffled && draw(2) == 0;
+}
+
+/* ---------------------------------------------------------------- fibers */
+
+#if defined(__x86_64__)
+extern "C" void emu_switch(void **save, void *to);
+__asm__(".text\n.globl emu_switch\n.hidden emu_switch\n.type emu_switch,@function\nemu_switch:\n"
+        "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+        "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
+        "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
+        ".size emu_switch,.-emu_switch\n");
+#else
+#error "the emulator switches stacks on x86-64 only"
+#endif
+
+#if EMU_ASAN /* it must know every stack */
+static void *scheduler_fake;
+static const void *scheduler_bottom;
+static size_t scheduler_size;
+#endif
+
+static uint8_t *stack_of(uint32_t i)
+{
+    return stacks + (size_t)i * (stack_bytes + GUARD) + GUARD;
+}
+
+static void to_scheduler(bool ends)
+{
+    emu_thread *t = emu_self;
+    (void)ends;
+#if EMU_ASAN
+    __sanitizer_start_switch_fiber(ends ? nullptr : &t->fake_stack, scheduler_bottom,
+                                   scheduler_size);
+#endif
+    emu_switch(&t->sp, scheduler_sp);
+#if EMU_ASAN
+    __sanitizer_finish_switch_fiber(t->fake_stack, &scheduler_bottom, &scheduler_size);
+#endif
+}
+
+static void to_thread(emu_thread *t)
+{
+    emu_self = t;
+#if EMU_ASAN
+    __sanitizer_start_switch_fiber(&scheduler_fake, stack_of(t->index), stack_bytes);
+#endif
+    emu_switch(&scheduler_sp, t->sp);
+#if EMU_ASAN
+    __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
+#endif
+    emu_self = nullptr;
+}
+
+static void thread_ended();
+
+extern "C" __attribute__((used)) void emu_entry()
+{
+#if EMU_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom, &scheduler_size);
+#endif
+    kernel->body();
+    thread_ended();
+    to_scheduler(true);
+    __builtin_unreachable();
+}
+
+static void open_stacks()
+{
+    if (stacks != nullptr)
+        return;
+    const size_t n = (size_t)MAX_THREAD * (stack_bytes + GUARD);
+    void *p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED)
+        emu_die("no memory for %zu bytes of stacks", n);
+    stacks = (uint8_t *)p;
+    for (uint32_t i = 0; i < MAX_THREAD; i++)
+        mprotect(stacks + (size_t)i * (stack_bytes + GUARD), GUARD, PROT_NONE);
+}
+
+static void start_thread(emu_thread *t)
+{
+    void **top = (void **)(stack_of(t->index) + stack_bytes);
+#if EMU_ASAN
+    __asan_unpoison_memory_region(stack_of(t->index), stack_bytes);
+#endif
+    *--top = nullptr; /* keeps the stack of emu_entry at 16 n + 8, as after a call */
+    *--top = (void *)emu_entry;
+    top -= 6;
+    memset(top, 0, 6 * sizeof *top);
+    t->sp = top;
+}
+
+/* ---------------------------------------------------------------- meeting points */
+
+static void complete_group(emu_warp *w, int i)
+{
+    const group g = w->wait[i];
+    w->wait[i] = w->wait[--w->n_wait];
+    if (g.op != nullptr)
+        g.op(w->arg, g.arrived);
+    w->ready |= g.arrived;
+}
+
+void emu_collective(uint32_t mask, emu_op op, const char *what, void *arg)
+{
+    emu_thread *t = emu_self;
+    emu_warp *w = t->warp;
+    const uint32_t bit = 1u << t->lane;
+    if ((mask & bit) == 0)
+        emu_die("%s: lane %u is not in its own mask 0x%08x", what, t->lane, mask);
+    int i = 0;
+    while (i < w->n_wait && (w->wait[i].op != op || w->wait[i].mask != mask))
+        i++;
+    if (i == w->n_wait)
+        w->wait[w->n_wait++] = group{op, mask, 0, what};
+    w->arg[t->lane] = arg;
+    w->wait[i].arrived |= bit;
+    w->ready &= ~bit;
+    t->what = what;
+    if (w->wait[i].arrived == (mask & w->alive)) {
+        complete_group(w, i);
+        if (!is_shuffled || draw(4) != 0) { /* goes on at once */
+            return;
+        }
+    }
+    to_scheduler(false);
+}
+
+void emu_warpgroup(void (*op)(void *const *), const char *what, void *arg)
+{
+    emu_thread *t = emu_self;
+    const uint32_t g = t->index / 128, i = t->index % 128;
+    auto &wg = warpgroup[g];
+    if (n_thread < 128 * (g + 1))
+        emu_die("%s: the block's %u threads have no whole warp group %u", what, n_thread, g);
+    if (wg.arrived != 0 && wg.op != op)
+        emu_die("%s: others of the warp group wait at %s", what, wg.what);
+    wg.op = op;
+    wg.what = t->what = what;
+    wg.arg[i] = arg;
+    t->warp->ready &= ~(1u << t->lane);
+    if (++wg.arrived < 128) {
+        to_scheduler(false);
+        return;
+    }
+    wg.arrived = 0;
+    op(wg.arg);
+    for (uint32_t w = 4 * g; w < 4 * g + 4; w++)
+        warp_of[w].ready = ~0u;
+}
+
+static void complete_barrier(int id)
+{
+    barrier *b = &bar_of[id];
+    b->result = b->n_true;
+    b->arrived = b->n_true = b->need = 0;
+    for (uint32_t w = 0; w < n_warp; w++) {
+        warp_of[w].ready |= warp_of[w].in_bar[id];
+        warp_of[w].in_bar[id] = 0;
+    }
+}
+
+static bool is_complete(const barrier *b)
+{
+    return b->arrived > 0 && b->arrived >= (b->need != 0 ? b->need : n_alive);
+}
+
+int emu_barrier(int id, uint32_t n, bool wait, bool pred)
+{
+    emu_thread *t = emu_self;
+    barrier *b = &bar_of[id];
+    if (id < 0 || id >= N_BAR || n % 32 != 0)
+        emu_die("barrier %d of %u threads: ids are 0..15, counts multiples of 32", id, n);
+    if (b->arrived > 0 && b->need != n)
+        emu_die("barrier %d: %u threads here, %u elsewhere", id, n, b->need);
+    b->need = n;
+    b->arrived++;
+    b->n_true += pred;
+    if (wait) {
+        t->warp->in_bar[id] |= 1u << t->lane;
+        t->warp->ready &= ~(1u << t->lane);
+        t->what = "barrier";
+    }
+    if (is_complete(b)) {
+        complete_barrier(id);
+        return (int)b->result;
+    }
+    if (wait)
+        to_scheduler(false);
+    return (int)b->result;
+}
+
+void emu_wait(bool (*until)(void *), void *arg, const char *what)
+{
+    emu_thread *t = emu_self;
+    while (!until(arg)) {
+        t->until = until;
+        t->until_arg = arg;
+        t->what = what;
+        t->warp->ready &= ~(1u << t->lane);
+        t->warp->poll |= 1u << t->lane;
+        to_scheduler(false);
+    }
+}
+
+static void thread_ended()
+{
+    emu_thread *t = emu_self;
+    emu_warp *w = t->warp;
+    const uint32_t bit = 1u << t->lane;
+    t->copy.clear();
+    w->alive &= ~bit;
+    w->ready &= ~bit;
+    n_alive--;
+    for (int i = w->n_wait - 1; i >= 0; i--) {
+        if (w->wait[i].arrived == (w->wait[i].mask & w->alive))
+            complete_group(w, i);
+    }
+    for (int id = 0; id < N_BAR; id++) {
+        if (is_complete(&bar_of[id]))
+            complete_barrier(id);
+    }
+}
+
+/* ---------------------------------------------------------------- asynchronous copies */
+
+static void land(const emu_copy &c)
+{
+    if (c.src != nullptr)
+        memcpy(c.dst, c.src, 16);
+    else
+        memset(c.dst, 0, 16);
+}
+
+void emu_copy_start(void *dst, const void *src, bool valid)
+{
+    emu_thread *t = emu_self;
+    emu_check_aligned(dst, 16, "cp.async to");
+    if (valid)
+        emu_check_aligned(src, 16, "cp.async from");
+    const emu_copy c = {dst, valid ? src : nullptr, t->open_group};
+    if (emu_lands_early())
+        land(c);
+    else
+        t->copy.push_back(c);
+}
+
+void emu_copy_commit()
+{
+    emu_self->open_group++;
+}
+
+void emu_copy_wait(uint32_t n_group)
+{
+    emu_thread *t = emu_self;
+    size_t n = 0;
+    while (n < t->copy.size() && t->copy[n].group + n_group < t->open_group)
+        land(t->copy[n++]);
+    t->copy.erase(t->copy.begin(), t->copy.begin() + (ptrdiff_t)n);
+}
+
+static mbar *find_mbar(uint64_t *at, const char *what)
+{
+    for (mbar &b : mbars) {
+        if (b.at == at)
+            return &b;
+    }
+    emu_die("%s: no mbarrier was initialised at %p", what, (void *)at);
+}
+
+void emu_mbar_init(uint64_t *at, uint32_t n_arrive)
+{
+    emu_check_aligned(at, 8, "mbarrier");
+    const mbar fresh = {at, n_arrive, n_arrive, 0, 0};
+    for (mbar &b : mbars) {
+        if (b.at == at) {
+            b = fresh;
+            return;
+        }
+    }
+    mbars.push_back(fresh);
+}
+
+static void turn_phase(mbar *b)
+{
+    if (b->pending == 0 && b->n_bytes == 0) {
+        b->phase ^= 1;
+        b->pending = b->n_arrive;
+    }
+}
+
+void emu_mbar_arrive(uint64_t *at, uint32_t n_bytes)
+{
+    mbar *b = find_mbar(at, "mbarrier arrive");
+    if (b->pending == 0)
+        emu_die("mbarrier arrive: more than %u arrivals in a phase", b->n_arrive);
+    b->n_bytes += n_bytes;
+    b->pending--;
+    turn_phase(b);
+}
+
+static void land(const bulk &c)
+{
+    memcpy(c.dst, c.src, c.n_bytes);
+    mbar *b = find_mbar(c.bar, "bulk copy");
+    b->n_bytes -= c.n_bytes;
+    turn_phase(b);
+}
+
+void emu_bulk_start(void *dst, const void *src, uint32_t n_bytes, uint64_t *bar)
+{
+    emu_check_aligned(dst, 16, "bulk copy to");
+    emu_check_aligned(src, 16, "bulk copy from");
+    if (n_bytes == 0 || n_bytes % 16 != 0)
+        emu_die("bulk copy of %u bytes: it must be a multiple of 16", n_bytes);
+    find_mbar(bar, "bulk copy");
+    const bulk c = {dst, src, n_bytes, bar};
+    if (emu_lands_early())
+        land(c);
+    else
+        bulks.push_back(c);
+}
+
+struct mbar_wait {
+    uint64_t *at;
+    uint32_t parity;
+};
+
+static bool phase_ended(void *arg)
+{
+    const mbar_wait *w = (const mbar_wait *)arg;
+    if (find_mbar(w->at, "mbarrier wait")->phase != (w->parity & 1))
+        return true;
+    for (size_t i = 0; i < bulks.size();) {
+        if (bulks[i].bar == w->at) {
+            const bulk c = bulks[i];
+            bulks.erase(bulks.begin() + (ptrdiff_t)i);
+            land(c);
+        } else {
+            i++;
+        }
+    }
+    return find_mbar(w->at, "mbarrier wait")->phase != (w->parity & 1);
+}
+
+void emu_mbar_wait(uint64_t *at, uint32_t parity)
+{
+    mbar_wait w = {at, parity};
+    emu_wait(phase_ended, &w, "mbarrier");
+}
+
+void emu_pdl_wait()
+{
+    has_pdl_wait = true;
+}
+
+/* ---------------------------------------------------------------- blocks */
+
+[[noreturn]] static void stuck()
+{
+    fprintf(stderr, "emulator: kernel %s, block (%u, %u, %u): no thread can go on\n", kernel->name,
+            emu_block_idx.x, emu_block_idx.y, emu_block_idx.z);
+    for (uint32_t i = 0; i < n_warp; i++) {
+        const emu_warp *w = &warp_of[i];
+        fprintf(stderr, "  warp %2u: running lanes %08x", i, w->alive);
+        for (int j = 0; j < w->n_wait; j++)
+            fprintf(stderr, ", %s of mask %08x: %08x arrived", w->wait[j].what, w->wait[j].mask,
+                    w->wait[j].arrived);
+        for (int id = 0; id < N_BAR; id++) {
+            if (w->in_bar[id] != 0)
+                fprintf(stderr, ", barrier %d: %08x", id, w->in_bar[id]);
+        }
+        if (w->poll != 0)
+            fprintf(stderr, ", %s: %08x", w->thread[__builtin_ctz(w->poll)]->what, w->poll);
+        if (warpgroup[i / 4].arrived != 0)
+            fprintf(stderr, ", %s of the warp group: %u threads", warpgroup[i / 4].what,
+                    warpgroup[i / 4].arrived);
+        fprintf(stderr, "\n");
+    }
+    emu_die("stuck");
+}
+
+static uint32_t nth_bit(uint32_t bits, uint32_t n)
+{
+    while (n-- > 0)
+        bits &= bits - 1;
+    return (uint32_t)__builtin_ctz(bits);
+}
+
+static bool run_warp(emu_warp *w)
+{
+    bool moved = false;
+    while (w->ready != 0) {
+        const uint32_t n = is_shuffled ? draw((uint32_t)__builtin_popcount(w->ready)) : 0;
+        to_thread(w->thread[nth_bit(w->ready, n)]);
+        moved = true;
+        if (is_shuffled && draw(64) == 0)
+            break; /* another warp's turn */
+    }
+    for (uint32_t bits = w->poll; bits != 0; bits &= bits - 1) {
+        emu_thread *t = w->thread[__builtin_ctz(bits)];
+        if (t->until(t->until_arg)) {
+            w->poll &= ~(1u << t->lane);
+            w->ready |= 1u << t->lane;
+            moved = true;
+        }
+    }
+    return moved;
+}
+
+/* The thread-local variables of this library: static __shared__ of all kernels, and a few of the
+ * host's, which are put back when the kernel has ended. */
+static uint8_t *tls_begin;
+static size_t tls_bytes;
+static thread_local uint8_t tls_mark; /* makes the block exist */
+
+static int find_tls(struct dl_phdr_info *info, size_t size, void *arg)
+{
+    (void)size, (void)arg;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const auto &p = info->dlpi_phdr[i];
+        uint8_t *begin = (uint8_t *)info->dlpi_tls_data;
+        if (p.p_type != PT_TLS || begin == nullptr || &tls_mark < begin ||
+            &tls_mark >= begin + p.p_memsz)
+            continue;
+        tls_begin = begin;
+        tls_bytes = p.p_memsz;
+        return 1;
+    }
+    return 0;
+}
+
+static void run_block()
+{
+    memset(emu_smem, 0xFF, kernel->smem); /* NaN in every float format */
+    if (tls_begin != nullptr)
+        memset(tls_begin, 0xFF, tls_bytes);
+    memset(bar_of, 0, sizeof bar_of);
+    mbars.clear();
+    bulks.clear();
+    n_alive = n_thread;
+    for (uint32_t i = 0; i < n_warp; i++) {
+        emu_warp *w = &warp_of[i];
+        const uint32_t left = n_thread - 32 * i;
+        w->n_wait = 0;
+        w->poll = 0;
+        w->alive = w->ready = left >= 32 ? ~0u : (1u << left) - 1;
+        memset(w->in_bar, 0, sizeof w->in_bar);
+    }
+    for (auto &wg : warpgroup)
+        wg.arrived = 0;
+    for (uint32_t i = 0; i < n_thread; i++) {
+        emu_thread *t = &thread_of[i];
+        t->index = i;
+        t->lane = i % 32;
+        t->warp = &warp_of[i / 32];
+        t->warp->thread[i % 32] = t;
+        t->tid = uint3{i % emu_block_dim.x, i / emu_block_dim.x % emu_block_dim.y,
+                       i / (emu_block_dim.x * emu_block_dim.y)};
+        t->open_group = 0;
+        t->copy.clear();
+        start_thread(t);
+    }
+    while (n_alive > 0) {
+        bool moved = false;
+        const uint32_t first = is_shuffled ? draw(n_warp) : 0;
+        for (uint32_t i = 0; i < n_warp; i++)
+            moved |= run_warp(&warp_of[(first + i) % n_warp]);
+        if (!moved && n_alive > 0)
+            stuck();
+    }
+    if (!bulks.empty())
+        emu_die("the block ended with %zu bulk copies that nobody waited for", bulks.size());
+}
+
+static void on_fault(int sig, siginfo_t *info, void *context)
+{
+    (void)context;
+    signal(sig, SIG_DFL);
+    emu_die("%s at address %p (out of bounds, misaligned, or the stack of a thread is full)",
+            sig == SIGSEGV ? "segmentation fault" : "bus error", info->si_addr);
+}
+
+struct fault_handlers {
+    struct sigaction segv, bus;
+    stack_t old_stack;
+    fault_handlers()
+    {
+#if !EMU_ASAN
+        static uint8_t stack[64 * 1024];
+        const stack_t alt = {stack, 0, sizeof stack};
+        struct sigaction sa = {};
+        sa.sa_sigaction = on_fault;
+        sa.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        sigaltstack(&alt, &old_stack);
+        sigaction(SIGSEGV, &sa, &segv);
+        sigaction(SIGBUS, &sa, &bus);
+#endif
+    }
+    ~fault_handlers()
+    {
+#if !EMU_ASAN
+        sigaction(SIGSEGV, &segv, nullptr);
+        sigaction(SIGBUS, &bus, nullptr);
+        sigaltstack(&old_stack, nullptr);
+#endif
+    }
+};
+
+void emu_run(const emu_kernel &k)
+{
+    const std::lock_guard<std::mutex> lock(machine);
+    const fault_handlers handlers;
+    const char *seed = getenv("EMU_SEED");
+    is_shuffled = seed != nullptr && seed[0] != '\0';
+    if (is_shuffled && random_state == 0)
+        random_state = strtoull(seed, nullptr, 10) * 0x9E3779B97F4A7C15ull | 1;
+    kernel = &k;
+    emu_grid_dim = k.grid;
+    emu_block_dim = k.block;
+    n_thread = k.block.x * k.block.y * k.block.z;
+    n_warp = (n_thread + 31) / 32;
+    has_pdl_wait = false;
+    open_stacks();
+    void *smem = nullptr;
+    if (posix_memalign(&smem, 1024, k.smem > 0 ? k.smem : 1) != 0)
+        emu_die("no memory for %zu bytes of shared memory", k.smem);
+    emu_smem = (uint8_t *)smem;
+    tls_mark = 0;
+    tls_begin = nullptr;
+    tls_bytes = 0;
+    if (!EMU_ASAN && dl_iterate_phdr(find_tls, nullptr) == 0)
+        emu_die("the thread-local block of the library was not found");
+    std::vector<uint8_t> tls(tls_bytes);
+    if (tls_begin != nullptr)
+        memcpy(tls.data(), tls_begin, tls_bytes);
+    const uint64_t n_block = (uint64_t)k.grid.x * k.grid.y * k.grid.z;
+    std::vector<uint32_t> order;
+    if (is_shuffled) {
+        for (uint64_t i = 0; i < n_block; i++)
+            order.push_back((uint32_t)i);
+        for (uint64_t i = n_block; i > 1; i--)
+            std::swap(order[i - 1], order[draw((uint32_t)i)]);
+    }
+    for (uint64_t j = 0; j < n_block; j++) {
+        const uint64_t i = is_shuffled ? order[j] : j;
+        emu_block_idx = uint3{(unsigned)(i % k.grid.x), (unsigned)(i / k.grid.x % k.grid.y),
+                              (unsigned)(i / ((uint64_t)k.grid.x * k.grid.y))};
+        run_block();
+    }
+    if (tls_begin != nullptr)
+        memcpy(tls_begin, tls.data(), tls_bytes);
+    free(smem);
+    emu_smem = nullptr;
+    if (!has_pdl_wait)
+        emu_die("no thread called mm_pdl_wait()");
+    for (size_t i = 0; i < k.n_counter; i++) {
+        if (k.counter[i] != 0)
+            emu_die("counter %zu is %u after the kernel, it must be 0 again", i, k.counter[i]);
+    }
+    kernel = nullptr;
+}

@@ -1,0 +1,25 @@
+/* emu_launch.h: mm_launch for the emulator: the arguments are copied, and the kernel runs now, or
+ * whenever the graph that is being captured is launched. */
+#ifndef MM_EMU_LAUNCH_H
+#define MM_EMU_LAUNCH_H
+#include <memory>
+#include <tuple>
+#include <type_traits>
+
+template <typename... Params, typename... Args>
+static mm_status mm_launch(const mm_op_context *c, const char *name, void (*kernel)(Params...),
+                           dim3 grid, dim3 block, size_t smem, Args &&...args)
+{
+    const auto params =
+        std::make_shared<std::tuple<std::decay_t<Params>...>>(std::forward<Args>(args)...);
+    emu_kernel k = {name,
+                    grid,
+                    block,
+                    smem,
+                    [kernel, params] { std::apply(kernel, *params); },
+                    c->stream->counter,
+                    MM_CUDA_COUNTERS};
+    return mm_cuda_launched(c, emu_launch(c->stream->s, k), name);
+}
+
+#endif

@@ -1,0 +1,181 @@
+"""The backend "cuda" around its kernels: machines that cannot run it, shapes it refuses, memory,
+faults. Machines are played by the emulated library, so those tests need it (MM_CUDA_SO)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from c_structs import CONSTANTS, make
+from op_driver import (
+    ACT,
+    BACKENDS,
+    CACHE,
+    IS_EMULATED,
+    Machine,
+    _testing,
+    backend,
+    device_shape,
+    shape,
+)
+from test_ops_backend import OPEN_CUDA, run_python
+
+CUDA = [b for b in BACKENDS if b.values == ("cuda",)]
+needs_emulator = pytest.mark.skipif(
+    not IS_EMULATED, reason="MM_CUDA_SO names no emulated library (tests/emu/build.sh)"
+)
+
+
+def opened(**env: str) -> str:
+    return run_python(OPEN_CUDA.format(path=_testing.__file__, name="cuda"), **env).strip()
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"EMU_DRIVER": "12040"}, "driver supports CUDA 12.4, the library was built with 13.0"),
+        ({"EMU_DRIVER": "0"}, "no NVIDIA driver is loaded; install the NVIDIA driver"),
+        ({"EMU_DEVICES": "0"}, "shows no GPU to this process"),
+        ({"EMU_CC": "75"}, "has compute capability 7.5; 8.0 or newer is needed"),
+    ],
+)
+def test_cuda_says_why_a_machine_cannot_run_it(env: dict[str, str], says: str) -> None:
+    text = opened(**env)
+    assert text.startswith('unsupported: backend "cuda": ') and says in text
+
+
+TIER = OPEN_CUDA.replace('["name"]', '["tier"]')
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("env", "tier"),
+    [
+        ({"EMU_CC": "90"}, "sm_90a"),
+        ({"EMU_CC": "90", "MM_TIER": "generic"}, "generic on sm_90"),
+        ({"EMU_CC": "80"}, "generic on sm_80"),
+        ({"EMU_CC": "120"}, "generic on sm_120"),
+    ],
+)
+def test_cuda_tier_follows_the_device(env: dict[str, str], tier: str) -> None:
+    code = TIER.format(path=_testing.__file__, name="cuda")
+    assert run_python(code, **env).strip() == tier
+
+
+GATHER = """
+import sys
+sys.path.insert(0, {tests!r})
+import numpy as np
+from op_driver import Machine, shape
+try:
+    with Machine("cuda", shape()) as m:
+        x, row = m.put(np.zeros((9, 48), np.uint8)), m.put(np.zeros(4, np.int32))
+        out = m.new((4, 48), np.uint8)
+        m.run("gather_rows", **{{"in": x}}, row=row, n_row=4, n_bytes=48, out=out)
+except RuntimeError as e:
+    print(e)
+"""
+
+
+def gather(**env: str) -> str:
+    tests = os.path.dirname(os.path.abspath(__file__))
+    return run_python(GATHER.format(tests=tests), **env).strip()
+
+
+@needs_emulator
+def test_cuda_fault_says_what_it_is_and_how_to_find_the_op() -> None:
+    text = gather(EMU_FAULT="gather_rows")
+    assert text.startswith("device: cuda: waiting for the device: cudaErrorIllegalAddress: ")
+    assert "in this or an earlier op" in text and "MM_SYNC=1 names the op" in text
+    text = gather(EMU_FAULT="gather_rows", MM_SYNC="1")
+    assert text.startswith("device: cuda: gather_rows: cudaErrorIllegalAddress: ")
+    assert "cannot be used by this process any more" in text and "MM_SYNC" not in text
+
+
+@needs_emulator
+def test_cuda_out_of_memory_says_how_much() -> None:
+    code = (
+        "from minimax_m31 import _testing\n"
+        "b = _testing.open('cuda')\n"
+        "try:\n    _testing.alloc(b, 5_000_000)\n"
+        "except RuntimeError as e:\n    print(e)\n"
+        "p = _testing.alloc(b, 900_000)\n_testing.free(b, p)\n_testing.alloc(b, 900_000)\n"
+    )
+    text = run_python(code, EMU_MEMORY="1000000")
+    assert text.startswith("nomem: ")
+    assert "5000000 bytes of device memory asked" in text and "of 1000000 bytes free" in text
+
+
+@needs_emulator
+def test_cuda_refuses_another_version_of_the_core() -> None:
+    library = ctypes.CDLL(os.environ["MM_CUDA_SO"])
+    said: list[bytes] = []
+    setter = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p
+    )
+
+    class Services(ctypes.Structure):
+        _fields_ = [
+            ("size", ctypes.c_uint32),
+            ("error_set", setter),
+            ("log", ctypes.c_void_p),
+            ("tier", ctypes.c_char_p),
+            ("sync", ctypes.c_int32),
+            ("graph", ctypes.c_int32),
+        ]
+
+    @setter
+    def error_set(status: int, param: bytes, index: int, text: bytes) -> int:
+        said.append(text)
+        return status
+
+    services = Services(ctypes.sizeof(Services), error_set, None, None, 0, 1)
+    out = ctypes.c_void_p(7)
+    status = library.mm_cuda_backend(
+        CONSTANTS["MM_ABI"] + 1, ctypes.byref(services), None, ctypes.byref(out)
+    )
+    assert status == CONSTANTS["MM_E_UNSUPPORTED"] and out.value is None
+    assert b"build both again" in said[0]
+
+
+@pytest.mark.parametrize("name", CUDA)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"act": "f32"}, 'dtype="bfloat16"'),
+        ({"kv_format": "f32"}, "not as float32"),
+        ({"index_format": "f32"}, "not as float32"),
+        ({"head_dim": 64}, "head_dim is 64"),
+        ({"index_dim": 64}, "index_dim 64"),
+        ({"n_head": 34}, "34 query heads for 2 KV heads"),
+        ({"n_head": 3}, "3 query heads for 2 KV heads"),
+        ({"n_rotary": 130}, "130 rotary dims"),
+        ({"n_index_head": 1}, "1 index heads for 2 KV heads"),
+        ({"n_top_block": 65}, "65 blocks per query"),
+        ({"n_expert_used": 9}, "9 of 8 experts"),
+        ({"n_expert": 2048}, "3 of 2048 experts"),
+        ({"d_model": 100}, "d_model is 100"),
+        ({"d_expert": 40}, "d_expert is 40"),
+    ],
+)
+def test_cuda_refuses_shapes_and_names_the_remedy(
+    change: dict[str, Any], says: str, name: str
+) -> None:
+    sizes = {**device_shape(shape()), **change}
+    values = dict(sizes, act=ACT[sizes["act"]])
+    values |= {k: CACHE[sizes[k]] for k in ("kv_format", "index_format")}
+    with pytest.raises(RuntimeError, match="unsupported: cuda: ") as e:
+        _testing.context(backend(name), bytes(make("mm_op_shape", **values)), 0)
+    assert says in str(e.value)
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_cuda_moves_empty_and_odd_pieces(name: str) -> None:
+    with Machine(name, shape()) as m:
+        for n in (0, 1, 3, 257):
+            x = np.arange(n).astype(np.uint8)
+            assert np.array_equal(m.get(m.put(x)), x)

@@ -1,0 +1,442 @@
+"""The engine on a device: captured steps, memory planned to the byte, diagnostics, faults.
+
+Where no GPU is, `tests/c/mock_device.c` stands in for the CUDA library: its memory cannot be
+touched by the host, its graphs replay what was recorded, and it computes with ref, so results are
+equal to ref's bit by bit. The last tests run on a real device.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_files import GOLDEN
+
+from minimax_m31 import LLM, ConfigError, SamplingParams, _core
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = GOLDEN / "text_d32"
+PROMPTS = [[(7 * i + 3 * n) % 200 for i in range(n)] for n in (5, 130, 260, 17, 40)]
+
+
+@pytest.fixture(scope="module")
+def mock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mock device, built."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler for the mock device")
+    out = tmp_path_factory.mktemp("mock") / "mock_device.so"
+    files = ["tests/c/mock_device.c", "kernels/host_backend.c", "kernels/host_begin.c"]
+    for pattern in ("kernels/ref/*.c", "csrc/base/*.c", "csrc/tensor.c"):
+        files += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern))]
+    flags = ["-std=gnu2x", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
+    flags += ["-ffp-contract=off", "-DMM_DEV=1", "-Wall", "-Wextra", "-Werror", "-I."]
+    subprocess.run([compiler, *flags, *files, "-o", out, "-lm", "-ldl"], cwd=ROOT, check=True)
+    return out
+
+
+SCRIPT = """
+import ctypes, json, os, sys
+import numpy as np
+from minimax_m31 import LLM, SamplingParams, _core
+
+lib = ctypes.CDLL(os.environ["MM_CUDA_SO"])
+lib.mm_mock_count.restype = ctypes.c_int64
+def count(what):
+    return lib.mm_mock_count(what.encode())
+
+def open_llm(backend="cuda", folder=%(small)r, **kw):
+    options = dict(dtype="bfloat16", kv_cache_dtype="bf16", indexer_kv_dtype="bf16",
+                   max_model_len=1024, max_num_seqs=6, max_num_batched_tokens=256,
+                   skip_tokenizer_init=True)
+    if backend == "cuda":
+        options["kv_cache_memory_bytes"] = 4 << 20
+    return LLM(folder, backend=backend, **options | kw)
+
+def tokens(llm, **kw):
+    params = SamplingParams(**dict(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True) | kw)
+    return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+PROMPTS = %(prompts)r
+out = {}
+"""
+
+
+def run(mock: Path, code: str, **env: str) -> dict[str, Any]:
+    """`code` in a process of its own (the variables are read once); the dict `out` of it."""
+    head = SCRIPT % {"small": str(SMALL), "prompts": PROMPTS}
+    text = head + textwrap.dedent(code) + "\nprint(json.dumps(out))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=os.environ | {"MM_CUDA_SO": str(mock)} | env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@functools.cache
+def expected() -> list[list[int]]:
+    """What ref says to PROMPTS."""
+    with LLM(
+        str(SMALL),
+        backend="ref",
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=6,
+        max_num_batched_tokens=256,
+        skip_tokenizer_init=True,
+    ) as llm:
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
+        return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+# ---------------------------------------------------------------- captured steps
+
+
+def test_graphs_give_the_tokens_of_ref(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        with open_llm() as llm:
+            out["info"] = llm._info["run_ahead"]
+            before = {k: count(k) for k in ("launch", "eager", "download", "pad")}
+            steps = llm._engine().stats()["n_step"]
+            out["tokens"] = tokens(llm)
+            out["steps"] = llm._engine().stats()["n_step"] - steps
+            for k in before:
+                out[k] = count(k) - before[k]
+            out["capture"] = count("capture")
+            out["with_logprobs"] = tokens(llm, logprobs=3)
+            out["logprob_launches"] = count("launch") - before["launch"] - out["launch"]
+        """,
+    )
+    assert got["tokens"] == got["with_logprobs"] == expected()
+    assert got["info"] == 1  # planned one step ahead
+    assert got["capture"] == 2 * 4  # sizes 1, 2, 4, 6; with and without draws
+    assert got["launch"] >= 15 and got["pad"] > 0  # five sequences run in the graph of six
+    assert got["download"] == got["steps"]  # one piece of results a step
+    assert got["logprob_launches"] >= 15
+
+
+def test_graphs_can_be_turned_off_and_chosen(mock: Path) -> None:
+    code = """
+        with open_llm(%s) as llm:
+            out["tokens"] = tokens(llm)
+        out["capture"], out["launch"] = count("capture"), count("launch")
+        """
+    for options, env in (("enforce_eager=True", {}), ("", {"MM_GRAPH": "0"})):
+        got = run(mock, code % options, **env)
+        assert (got["capture"], got["launch"]) == (0, 0), options
+        assert got["tokens"] == expected()
+    got = run(mock, code % "cuda_graph_batch_sizes=[2, 1, 99]")
+    assert got["capture"] == 2 * 2  # 99 is above max_num_seqs
+    assert got["tokens"] == expected()
+
+
+def test_diagnostics_run_without_graphs(mock: Path) -> None:
+    code = """
+        with open_llm() as llm:
+            out["tokens"] = tokens(llm)
+        out["launch"] = count("launch")
+        out["log"] = [text for _, text in _core.log_drain()]
+        """
+    got = run(mock, code, MM_PROFILE="1")
+    assert got["tokens"] == expected() and got["launch"] == 0
+    ops = {line.split(" calls=")[0].split()[-1] for line in got["log"] if "profile " in line}
+    assert {"begin", "embed", "attn_in", "attn_sparse", "attn_out", "moe", "head", "sample"} <= ops
+    got = run(mock, code, MM_PROFILE="2")
+    assert got["tokens"] == expected() and got["launch"] > 0
+    assert any("gpu_step" in line for line in got["log"])
+    got = run(mock, code, MM_CHECK="1")
+    assert got["tokens"] == expected() and got["launch"] == 0
+    assert not [line for line in got["log"] if "differs" in line]
+
+
+def test_trace_and_forced_choices(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        what = ("hidden", "blocks", "experts", "logits")
+        made = []
+        for backend in ("ref", "cuda"):
+            with open_llm(backend) as llm:
+                free = llm.trace(PROMPTS[2], what=what)
+                blocks = [None if b is None else b.copy() for b in free.blocks]
+                blocks[0][:, -1] = [0, 2, -1][: blocks[0].shape[2]]
+                experts = [None if e is None else e.copy() for e in free.experts]
+                experts[2][5] = range(experts[2].shape[1])
+                forced = llm.trace(PROMPTS[2], what=what, force_blocks=blocks,
+                                   force_experts=experts)
+                made.append((free, forced))
+        same = []
+        for a, b in zip(*made):
+            same += [np.array_equal(x, y) for x, y in zip(a.hidden, b.hidden)]
+            same += [np.array_equal(a.logits, b.logits)]
+            for x, y in zip([*a.blocks, *a.experts], [*b.blocks, *b.experts]):
+                same.append((x is None and y is None) or np.array_equal(x, y))
+        out["same"] = [bool(s) for s in same]
+        out["moved"] = not np.array_equal(made[1][0].logits, made[1][1].logits)
+        """,
+    )
+    assert all(got["same"]) and got["moved"]
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_what_is_reported_is_what_was_allocated(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        with open_llm() as llm:
+            lines = llm._memory
+            out["bytes"] = count("bytes")
+        out["left"] = count("bytes")
+        out["lines"] = {w: n for w, kind, n in lines if kind == "device"}
+        """,
+    )
+    lines = got["lines"]
+    # the mock keeps scratch on the host, and its graphs
+    planned = sum(lines.values()) - lines["scratch of ops"] - lines["captured graphs (estimate)"]
+    assert abs(planned - got["bytes"]) <= 0.01 * planned
+    assert got["left"] == 0
+    for name in ("weights", "KV pages", "index key pages", "activations", "rope table", "logits"):
+        assert lines[name] > 0, name
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_its_table(mock: Path) -> None:
+    flash = str(ROOT / "tests" / "bench")
+    got = run(
+        mock,
+        f"""
+        import shutil, tempfile, time
+        from pathlib import Path
+        flash = tempfile.mkdtemp()
+        shutil.copy(Path({flash!r}) / "m31_flash.json", Path(flash) / "config.json")
+        cases = dict(
+            too_large=dict(folder=flash, load_format="dummy", shard=(0, 8), max_num_seqs=64,
+                           kv_cache_memory_bytes=None),
+            pages=dict(kv_cache_memory_bytes=1 << 40),
+            share=dict(gpu_memory_utilization=0.001, kv_cache_memory_bytes=None),
+        )
+        for name, case in cases.items():
+            began = time.monotonic()
+            try:
+                open_llm(**case).shutdown()
+            except MemoryError as error:
+                out[name] = [type(error).__name__, str(error), time.monotonic() - began]
+        out["bytes"] = count("bytes")
+        """,
+    )
+    for name in ("too_large", "pages", "share"):
+        kind, text, seconds = got[name]
+        assert kind == "OutOfDeviceMemoryError" and seconds < 20, name
+        assert " weights " in text and " activations " in text and "GB" in text, text
+    assert "tensor_parallel_size" in got["too_large"][1]
+    assert "kv_cache_memory_bytes=" in got["pages"][1]
+    assert "gpu_memory_utilization=0." in got["share"][1]
+    assert got["bytes"] == 0  # nothing stayed allocated
+
+
+def test_what_the_message_advises_fits(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        import re
+        for name, options in (("pages", dict(kv_cache_memory_bytes=1 << 40)),
+                              ("share", dict(gpu_memory_utilization=0.001,
+                                             kv_cache_memory_bytes=None))):
+            try:
+                open_llm(**options).shutdown()
+            except MemoryError as error:
+                key, value = re.search(r"(\\w+)=([\\d.]+) fits", str(error)).groups()
+                options[key] = float(value) if "." in value else int(value)
+            with open_llm(**options) as llm:
+                out[name] = tokens(llm)
+        """,
+    )
+    assert got["pages"] == got["share"] == expected()
+
+
+# ---------------------------------------------------------------- dummy weights
+
+
+def test_dummy_weights_do_not_depend_on_threads_or_device(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        ids = PROMPTS[1]
+        logits = []
+        for backend, options in (("ref", {}), ("cuda", dict(threads=1)), ("cuda", dict(threads=3))):
+            with open_llm(backend, load_format="dummy", seed=5, **options) as llm:
+                logits.append(llm.compute_logits(ids))
+        out["same"] = [bool(np.array_equal(logits[0], x)) for x in logits[1:]]
+        with open_llm(load_format="dummy", seed=6) as llm:
+            out["other"] = bool(np.array_equal(logits[0], llm.compute_logits(ids)))
+        """,
+    )
+    assert got["same"] == [True, True] and not got["other"]
+
+
+def test_a_shard_runs_alone(mock: Path) -> None:
+    """Ids of other shards' vocabulary are never chosen."""
+    got = run(
+        mock,
+        """
+        for backend in ("ref", "cuda"):
+            with open_llm(backend, os.environ["FOLDER"], load_format="dummy", shard=(1, 2),
+                          seed=5) as llm:
+                out[backend] = tokens(llm, max_tokens=6)
+                out["vocab"] = llm.get_vocab_size()
+        """,
+        FOLDER=str(GOLDEN / "m31_d128_nvfp4"),
+    )
+    assert got["ref"] == got["cuda"]
+    assert min(min(row) for row in got["cuda"]) >= got["vocab"] // 2
+
+
+def test_dummy_context_is_there_without_a_prefill(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        options = dict(load_format="dummy", dummy_context=True, max_num_batched_tokens=128)
+        with open_llm(**options, enable_prefix_caching=False) as llm:
+            before = llm._engine().stats()
+            out["tokens"] = tokens(llm, temperature=0.0)
+            after = llm._engine().stats()
+            out["steps"] = after["n_step"] - before["n_step"]
+            out["held"] = after["n_block_held"] - before["n_block_held"]
+            scores = llm.score_tokens([PROMPTS[2]], start=259, use_tqdm=False)
+            out["score_steps"] = llm._engine().stats()["n_step"] - after["n_step"]
+        """,
+    )
+    assert got["steps"] <= 20 + len(PROMPTS)  # the prompts' 452 tokens were not computed
+    assert got["held"] > 20 * 3  # blocks of the longest prompt were seen at every step
+    assert got["score_steps"] == 3  # scores are of the real prompt: 260 tokens in steps of 128
+    with pytest.raises(ConfigError, match="dummy_context"):
+        LLM(str(SMALL), backend="ref", dummy_context=True)
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_device_error_ends_the_engine_with_its_cause(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        from minimax_m31 import EngineDeadError
+        llm = open_llm()
+        out["before"] = tokens(llm)
+        lib.mm_mock_fail_after(100)
+        for name in ("first", "later"):
+            try:
+                tokens(llm)
+            except EngineDeadError as error:
+                out[name] = str(error)
+        llm.shutdown()
+        out["closed"], out["bytes"] = llm.closed, count("bytes")
+        """,
+    )
+    assert got["before"] == expected()
+    assert "fell off the bus" in got["first"] and "fell off the bus" in got["later"]
+    assert got["closed"] and got["bytes"] == 0
+
+
+def test_an_error_while_opening_names_its_cause(mock: Path) -> None:
+    got = run(
+        mock,
+        """
+        from minimax_m31 import Mm31Error
+        lib.mm_mock_fail_after(3)
+        try:
+            open_llm()
+        except Mm31Error as error:
+            out["error"] = str(error)
+        lib.mm_mock_fail_after(0)
+        out["bytes"] = count("bytes")
+        with open_llm() as llm:
+            out["tokens"] = tokens(llm)
+        """,
+    )
+    assert "fell off the bus" in got["error"] and got["bytes"] == 0
+    assert got["tokens"] == expected()
+
+
+# ---------------------------------------------------------------- a real device
+
+IS_EMULATED = any("emulated" in text for name, _, text in _core.backends() if name == "cuda")
+on_device = pytest.mark.skipif(False, reason="") if IS_EMULATED else pytest.mark.gpu
+D128 = GOLDEN / "m31_d128"
+LONGER = [[(5 * i + n) % 300 for i in range(n)] for n in (3, 127, 128, 129, 400)]
+
+
+def real(folder: Path = D128, **options: Any) -> LLM:
+    return LLM(
+        str(folder),
+        backend="cuda",
+        skip_tokenizer_init=True,
+        max_model_len=1024,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        kv_cache_memory_bytes=16 << 20,
+        **options,
+    )
+
+
+def generated(llm: LLM, n: int = 12, **options: Any) -> list[tuple[int, ...]]:
+    params = SamplingParams(max_tokens=n, ignore_eos=True, **options)
+    return [tuple(o.outputs[0].token_ids) for o in llm.generate(LONGER, params, use_tqdm=False)]
+
+
+@on_device
+def test_cuda_graphs_and_eager_steps_are_equal() -> None:
+    """In batch-invariant mode: otherwise how prompts meet in steps decides which kernels run."""
+    with real(deterministic="batch_invariant") as llm:
+        captured = generated(llm, temperature=0.7, seed=2)
+        again = generated(llm, temperature=0.7, seed=2)
+        assert llm._info["run_ahead"] == 1
+    with real(deterministic="batch_invariant", enforce_eager=True) as llm:
+        eager = generated(llm, temperature=0.7, seed=2)
+    assert captured == again == eager
+
+
+@on_device
+def test_cuda_defaults_and_memory() -> None:
+    with real() as llm:
+        cc = next(text for name, _, text in _core.backends() if name == "cuda")
+        old = "sm_80" in cc or "sm_86" in cc or "sm_87" in cc
+        assert llm._info["kv_format"] == ("bf16" if old else "fp8")
+        assert llm._info["dtype"] == "bf16"
+        device = {w: n for w, kind, n in llm._memory if kind == "device"}
+        assert device["KV pages"] + device["index key pages"] <= 16 << 20
+    with pytest.raises(MemoryError, match="kv_cache_memory_bytes=") as error:
+        LLM(str(D128), backend="cuda", skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 50)
+    assert "weights" in str(error.value)
+
+
+@on_device
+def test_cuda_refuses_what_it_cannot_take_by_name() -> None:
+    with pytest.raises(ConfigError, match="head_dim"):
+        LLM(str(SMALL), backend="cuda", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match="dtype"):
+        LLM(str(D128), backend="cuda", dtype="float32", skip_tokenizer_init=True)
+
+
+@on_device
+def test_cuda_shard_with_dummy_weights() -> None:
+    with real(GOLDEN / "m31_d128_nvfp4", load_format="dummy", shard=(1, 2), seed=5) as llm:
+        half = llm.get_vocab_size() // 2
+        for row in generated(llm, temperature=0.0):
+            assert min(row) >= half

@@ -1,0 +1,279 @@
+"""Golden checkpoints on CUDA: against ref in the same dtypes, which rounds at the same points, and
+against the float32 results in the files.
+
+With the choices (blocks, experts) forced every position must agree with ref within a small multiple
+of the noise of cpu, or an NMSE of 2e-4; left free, a different choice must be a near tie, as
+tests/golden/README.md defines it. Through an emulated device (MM_CUDA_SO of tests/emu) the same
+tests run over short prompts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from checkpoint_files import GOLDEN, golden
+
+from minimax_m31 import LLM, SamplingParams, _core
+
+CASES = ["m31_d128", "m3_d128", "m31_d128_nvfp4", "m31_dspark"]
+LENGTHS = [1, 127, 128, 129, 700, 2600]
+CACHES = [("bf16", "bf16"), ("fp8", "fp8"), ("nvfp4", "nvfp4"), ("fp8", "bf16")]
+# Largest margins at which bf16 was seen to flip a choice, in the first sparse layer; a layer deeper
+# the stream carries one layer's roundings more (0.59 seen in layer 1).
+BLOCK_TIE, EXPERT_TIE = 0.35, 0.1
+WHAT = ("logits", "blocks", "experts")
+NANO = Path(_core.__file__).resolve().parent / "nano"
+
+Array = npt.NDArray[Any]
+
+
+@functools.cache
+def is_emulated() -> bool:
+    return any("emulated" in text for name, _, text in _core.backends() if name == "cuda")
+
+
+pytestmark = [] if is_emulated() else [pytest.mark.gpu]
+
+
+def lengths(case: str, most: int = 4096) -> list[int]:
+    """Prompts of the case. An emulated device is slow: only the page's border."""
+    longest = min(most, 129 if is_emulated() else 4096)
+    return [n for n in LENGTHS if n <= longest and f"len{n}.input_ids" in golden(case)]
+
+
+def open_llm(case: str | Path, backend: str, kv: str = "bf16", index: str = "", **kw: Any) -> LLM:
+    folder = case if isinstance(case, Path) else GOLDEN / case
+    options: dict[str, Any] = {
+        "max_model_len": 2816,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 1024,
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+    }
+    if backend == "cuda":
+        options["kv_cache_memory_bytes"] = 256 << 20
+    return LLM(
+        str(folder),
+        backend=backend,
+        dtype="bfloat16",
+        kv_cache_dtype=kv,
+        indexer_kv_dtype=index or kv,
+        **options | kw,
+    )
+
+
+def nmse(a: Array, b: Array) -> Array:
+    """Squared error over squared norm, per position."""
+    error: Array = ((a - b) ** 2).sum(-1) / (b**2).sum(-1)
+    return error
+
+
+def host(n: int) -> str:
+    """ref defines the numbers; cpu agrees with it and is used where ref would take minutes."""
+    return "ref" if n <= 700 else "cpu"
+
+
+# ---------------------------------------------------------------- against ref
+
+
+def noise(case: str, n: int, kv: str, index: str, want: Any) -> Array:
+    """What another order of sums does to this model: the NMSE of cpu against ref, choices forced.
+
+    One flipped bit of a bf16 stream or of a cache code grows by layers, in every implementation; a
+    limit must stand above that and far below what a mistake makes (1e-2 and more).
+    """
+    ids = golden(case)[f"len{n}.input_ids"]
+    with open_llm(case, "cpu", kv, index) as cpu:
+        got = cpu.trace(ids, what=WHAT, force_blocks=want.blocks, force_experts=want.experts)
+    assert got.logits is not None
+    return nmse(got.logits, want.logits)
+
+
+@pytest.mark.parametrize(("kv", "index"), CACHES, ids=["-".join(pair) for pair in CACHES])
+@pytest.mark.parametrize("case", CASES)
+def test_every_position_agrees_with_ref_when_choices_are_forced(
+    case: str, kv: str, index: str
+) -> None:
+    if is_emulated() and (case, kv, index) not in [
+        ("m31_d128_nvfp4", "fp8", "fp8"),
+        ("m3_d128", "bf16", "bf16"),
+        ("m31_dspark", "nvfp4", "nvfp4"),
+    ]:
+        pytest.skip("an emulated device runs three of the cases")
+    g = golden(case)
+    with open_llm(case, "cuda", kv, index) as cuda:
+        for n in lengths(case, 700):
+            ids = g[f"len{n}.input_ids"]
+            with open_llm(case, "ref", kv, index) as ref:
+                want = ref.trace(ids, what=WHAT)
+            assert want.logits is not None and want.blocks is not None
+            assert want.experts is not None
+            got = cuda.trace(ids, what=WHAT, force_blocks=want.blocks, force_experts=want.experts)
+            assert got.logits is not None
+            error, usual = nmse(got.logits, want.logits), noise(case, n, kv, index, want)
+            print(
+                f"{case} {kv}/{index} len {n}: nmse max {error.max():.1e} median "
+                f"{np.median(error):.1e}; cpu {usual.max():.1e} {np.median(usual):.1e}"
+            )
+            # a tensor core cuts the low bits of its f32 sums: about 5 times the noise of cpu
+            assert np.median(error) <= max(2e-4, 8 * np.median(usual)), n
+            assert error.max() <= max(2e-4, 16 * usual.max()), (n, int(error.argmax()), error.max())
+            assert error.max() <= 5e-3, n
+            if n > 1:
+                assert error.max() > 0  # other sums, other last bits: equality would be a fake
+
+
+def differing_choices(got: Any, want: Any, g: dict[str, Array], n: int) -> list[str]:
+    """Choices that differ and are no near ties. What an earlier layer chose differently, at this
+    position or before it, can move a later choice by any amount: only what no earlier difference
+    explains is judged.
+    """
+    bad = []
+    tainted = np.zeros(n, bool)
+    for i in range(len(want.experts)):
+        found = np.zeros(n, bool)
+        if want.blocks[i] is not None:
+            differs = (got.blocks[i] != want.blocks[i]).any(-1)  # [G, n]
+            margin = np.where(differs, g[f"len{n}.block_margin.{i}"], 0).max(0)
+            clear = differs.any(0) & ~tainted & (margin > BLOCK_TIE * (i + 1))
+            bad += [f"block layer {i} position {t} margin {margin[t]}" for t in np.where(clear)[0]]
+            found |= differs.any(0)
+        # attention carries a difference to every later position of the layers above
+        tainted_here = tainted | found
+        if want.experts[i] is not None:
+            differs = (got.experts[i] != want.experts[i]).any(-1)
+            margin = np.where(differs, g[f"len{n}.router_margin.{i}"], 0)
+            clear = differs & ~tainted_here & (margin > EXPERT_TIE)
+            bad += [f"expert layer {i} position {t} margin {margin[t]}" for t in np.where(clear)[0]]
+            found |= differs
+        tainted |= np.logical_or.accumulate(found)
+    return bad
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_free_choices_differ_at_near_ties_only(case: str) -> None:
+    g = golden(case)
+    errors = []
+    with open_llm(case, "cuda") as cuda:
+        for n in lengths(case):
+            ids = g[f"len{n}.input_ids"]
+            with open_llm(case, host(n)) as ref:
+                want = ref.trace(ids, what=WHAT)
+            got = cuda.trace(ids, what=WHAT)
+            assert got.logits is not None
+            assert not differing_choices(got, want, g, n)
+            errors.append(nmse(got.logits[g[f"len{n}.positions"]], g[f"len{n}.logits"]))
+    every = np.concatenate(errors)
+    assert 1e-6 < np.median(every) <= 1e-3, np.median(every)
+
+
+def test_a_wrong_choice_is_noticed() -> None:
+    """The judge of near ties itself: a choice with a clear margin that differs is named."""
+    case, n = "m31_d128", 129
+    g = golden(case)
+    with open_llm(case, "cpu") as llm:
+        want = llm.trace(g[f"len{n}.input_ids"], what=WHAT)
+        got = llm.trace(g[f"len{n}.input_ids"], what=WHAT)
+    assert got.experts is not None and not differing_choices(got, want, g, n)
+    margin = g[f"len{n}.router_margin.2"]
+    t = int(margin.argmax())
+    assert margin[t] > EXPERT_TIE
+    row = got.experts[2]
+    assert row is not None
+    row[t] = [e for e in range(16) if e not in row[t]][:4]
+    assert len(differing_choices(got, want, g, n)) == 1
+
+
+# ---------------------------------------------------------------- text
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+
+
+@pytest.mark.parametrize("case", ["m31_d128", "m31_d128_nvfp4", "nano"])
+def test_greedy_text_is_that_of_the_cpu_up_to_a_near_tie(case: str) -> None:
+    if case == "nano":
+        if not (NANO / "config.json").is_file():
+            pytest.skip("this build holds no nano checkpoint")
+        folder: str | Path = NANO
+        prompts = [[(11 * i + 5) % 400 + 40 for i in range(n)] for n in (9, 100, 260)]
+    else:
+        folder, g = case, golden(case)
+        prompts = [g[k].tolist() for k in sorted(g) if k.endswith(".prompt")]
+    if is_emulated():
+        prompts = [p[:20] for p in prompts[:1]]
+    params = SamplingParams(
+        temperature=0.0, max_tokens=4 if is_emulated() else 24, ignore_eos=True, logprobs=2
+    )
+    rows = {}
+    for backend in ("cpu", "cuda"):
+        with open_llm(folder, backend) as llm:
+            inputs = [{"prompt_token_ids": p} for p in prompts]
+            rows[backend] = llm.generate(inputs, params, use_tqdm=False)
+    for want, got in zip(rows["cpu"], rows["cuda"], strict=True):
+        a, b = want.outputs[0], got.outputs[0]
+        at = first_difference(a.token_ids, b.token_ids)
+        if at == len(a.token_ids):
+            continue
+        assert a.logprobs is not None
+        values = sorted((e.logprob for e in (a.logprobs[at] or {}).values()), reverse=True)
+        assert values[0] - values[1] < 0.25, (at, values)  # of logits with a deviation above 1
+
+
+# ---------------------------------------------------------------- the same bits
+
+
+def test_the_same_bits_from_run_to_run() -> None:
+    case = "m31_d128_nvfp4"
+    ids = golden(case)["len129.input_ids"]
+    made = []
+    for _ in range(2):
+        with open_llm(case, "cuda", "fp8") as llm:
+            for _ in range(1 if is_emulated() else 3):
+                made.append(llm.compute_logits(ids))
+    for other in made[1:]:
+        np.testing.assert_array_equal(made[0], other)
+
+
+def test_batch_invariant_is_bit_equal_for_every_batch() -> None:
+    case = "m31_d128_nvfp4"
+    sizes = [1, 3] if is_emulated() else [1, 2, 5, 8, 17, 33, 64]
+    count, room = (3, 4) if is_emulated() else (16, 64)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 370, 3 + 7 * i % 300).tolist() for i in range(max(sizes))]
+    prompts[0] = rng.integers(0, 370, 20 if is_emulated() else 140).tolist()
+    params = SamplingParams(temperature=0.8, seed=9, max_tokens=count, ignore_eos=True, logprobs=3)
+    found: list[tuple[Any, ...]] = []
+    with open_llm(case, "cuda", "fp8", max_num_seqs=room, deterministic="batch_invariant") as llm:
+        for size in sizes:
+            inputs = [{"prompt_token_ids": p} for p in prompts[:size]]
+            out = llm.generate(inputs, params, use_tqdm=False)[0].outputs[0]
+            assert out.logprobs is not None
+            values = [
+                sorted((k, e.logprob) for k, e in (row or {}).items()) for row in out.logprobs
+            ]
+            found.append((list(out.token_ids), values))
+    for size, row in zip(sizes, found, strict=True):
+        assert row == found[0], f"batch of {size}"
+
+
+def test_a_prompt_in_chunks_is_the_prompt_as_a_whole() -> None:
+    case, n = "m31_d128_nvfp4", 129 if is_emulated() else 700
+    ids = golden(case)[f"len{n}.input_ids"]
+    with open_llm(case, "cuda", "fp8") as llm:
+        whole = llm.trace(ids, what=WHAT)
+    for rows in (128,) if is_emulated() else (128, 256, 512):
+        with open_llm(case, "cuda", "fp8", max_num_batched_tokens=rows) as llm:
+            parts = llm.trace(
+                ids, what=WHAT, force_blocks=whole.blocks, force_experts=whole.experts
+            )
+        assert parts.logits is not None and whole.logits is not None
+        error = nmse(parts.logits, whole.logits)
+        assert np.median(error) <= 1e-4 and error.max() <= 2e-3, (rows, error.max())
