@@ -96,7 +96,7 @@ def check_message(output: RequestOutput, thinking: str, use_tools: bool) -> None
     message = one.message
     assert message is not None and one.finish_reason in ("stop", "length")
     if message.parse_error is None:
-        # Without tools a call block is text like any other: whether a model writes one is its taste.
+        # Without tools a call block is text like any other: a model may write one.
         marks = MARKS if use_tools else MARKS[1:]
         for text in (message.reasoning_content or "", message.content or ""):
             assert not any(mark in text for mark in marks), text

@@ -2,7 +2,7 @@
 against the float32 results in the files.
 
 With the choices (blocks, experts) forced every position must agree with ref within a small multiple
-of the noise of cpu, or an NMSE of 2e-4; left free, a different choice must be a near tie, as
+of the noise of cpu, or an NMSE of 5e-4; left free, a different choice must be a near tie, as
 tests/golden/README.md defines it. Through an emulated device (MM_CUDA_SO of tests/emu) the same
 tests run over short prompts.
 """
@@ -122,8 +122,8 @@ def test_every_position_agrees_with_ref_when_choices_are_forced(
                 f"{np.median(error):.1e}; cpu {usual.max():.1e} {np.median(usual):.1e}"
             )
             # a tensor core cuts the low bits of its f32 sums: about 5 times the noise of cpu
-            assert np.median(error) <= max(2e-4, 8 * np.median(usual)), n
-            assert error.max() <= max(2e-4, 16 * usual.max()), (n, int(error.argmax()), error.max())
+            assert np.median(error) <= max(5e-4, 8 * np.median(usual)), n
+            assert error.max() <= max(5e-4, 16 * usual.max()), (n, int(error.argmax()), error.max())
             assert error.max() <= 5e-3, n
             if n > 1:
                 assert error.max() > 0  # other sums, other last bits: equality would be a fake

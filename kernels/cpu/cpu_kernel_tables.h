@@ -1,5 +1,5 @@
-/* cpu_kernel_tables.h: the two kernel tables of one tier. A file of a tier includes its cpu_simd_*.h,
- * defines MM_CPU_TIER (the tail of the tables' names) and includes this. */
+/* cpu_kernel_tables.h: the two kernel tables of one tier. A file of a tier includes its
+ * cpu_simd_*.h, defines MM_CPU_TIER (the tail of the tables' names) and includes this. */
 #include "kernels/cpu/cpu_kernels_attn.h"
 #include "kernels/cpu/cpu_kernels_linear.h"
 

@@ -411,7 +411,7 @@ static __global__ void __launch_bounds__(MM_PAGE_THREADS, NT == 1 ? 4 : 3)
         float *acc = v.acc + base * MM_CACHE_DIM;
         float2 *stat = v.stat + base;
         mm_partial_store<NT, 4>(all, v.group, acc + (int64_t)piece * v.group * MM_CACHE_DIM,
-                             stat + piece * v.group, thread);
+                                stat + piece * v.group, thread);
         if (mm_arrive_last(v.counter + r * v.n_kv_head + g, n_piece, flag, thread))
             mm_partial_merge<4, 16>(acc, stat, n_piece, v.group, F == MM_CACHE_NVFP4,
                                     v.o + head * MM_CACHE_DIM, thread);

@@ -48,8 +48,7 @@ MM_DEV_FN void mm_tile_load(uint8_t *tile, const mm_plane &p, int64_t first, int
 #pragma unroll
     for (int i = 0; i < MM_PAGE / step; i++) {
         const int row = row0 + i * step;
-        mm_cp_async16(tile + mm_tile_at<F, is_v>(row, piece), data + i * 16 * 32 * W,
-                      row < n_key);
+        mm_cp_async16(tile + mm_tile_at<F, is_v>(row, piece), data + i * 16 * 32 * W, row < n_key);
     }
     if (F == MM_CACHE_NVFP4 && thread < MM_PAGE / 2)
         mm_cp_async16(tile + MM_PAGE * mm_cache_codes<F>() + 16 * thread,
@@ -208,7 +207,10 @@ template <int NT> struct mm_query {
 template <int NT> struct mm_query_shared {
     const uint2 *f; /* + lane; [NT][8][32] */
     float scale[NT][2];
-    __device__ __forceinline__ uint2 operand(int n, int kk) const { return f[32 * (8 * n + kk)]; }
+    __device__ __forceinline__ uint2 operand(int n, int kk) const
+    {
+        return f[32 * (8 * n + kk)];
+    }
 };
 static constexpr __host__ __device__ int mm_query_bytes(int NT)
 {
@@ -302,9 +304,9 @@ static constexpr __host__ __device__ int mm_page_scratch(int NT)
  * thread before the barrier that precedes the first read of V. v_tile and smem may be overwritten
  * after the next barrier of the block. */
 template <int F, int NT, int W, typename Row, typename Query, typename Wait>
-MM_DEV_FN void mm_page_partial(Row row, const uint8_t *v_tile, const uint2 *lut,
-                               const Query &q, int start, int stop, uint8_t *smem,
-                               int thread, mm_partial<NT, W> *out, Wait v_wait)
+MM_DEV_FN void mm_page_partial(Row row, const uint8_t *v_tile, const uint2 *lut, const Query &q,
+                               int start, int stop, uint8_t *smem, int thread,
+                               mm_partial<NT, W> *out, Wait v_wait)
 {
     constexpr int M = 8 / W; /* tiles of 16 keys, and of 16 dims, of a warp */
     const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
@@ -332,8 +334,7 @@ MM_DEV_FN void mm_page_partial(Row row, const uint8_t *v_tile, const uint2 *lut,
                 mm_cache_mma<F>(s[m][n], a, b);
             }
         }
-        const bool see_lo = key >= start && key < stop,
-                   see_hi = key + 8 >= start && key + 8 < stop;
+        const bool see_lo = key >= start && key < stop, see_hi = key + 8 >= start && key + 8 < stop;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll

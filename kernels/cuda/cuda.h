@@ -32,7 +32,7 @@ struct mm_stream {
     cudaStream_t s;
     uint8_t *scratch; /* what ops take for their duration */
     size_t scratch_bytes, scratch_used;
-    uint32_t *counter; /* [MM_CUDA_COUNTERS] zeros */
+    uint32_t *counter;          /* [MM_CUDA_COUNTERS] zeros */
     struct mm_cuda_stage *pack; /* buffers of pack.cu, NULL until it is used; mm_cuda_pack_close */
 };
 
@@ -51,8 +51,7 @@ mm_status mm_cuda_fail(const mm_cuda *b, cudaError_t err, const char *what);
             return mm_cuda_fail((b), mm_err_, #call);                                              \
     } while (0)
 /* `return MM_CUDA_FAIL(b, MM_E_UNSUPPORTED, "...", ...)`. */
-#define MM_CUDA_FAIL(b, st, ...)                                                                   \
-    ((void)(b)->services->error_set((st), "", -1, __VA_ARGS__), (st))
+#define MM_CUDA_FAIL(b, st, ...) ((void)(b)->services->error_set((st), "", -1, __VA_ARGS__), (st))
 
 /* Scratch of the running op. `mm_cuda_start` at the top of every op gives all of it back; `take`
  * hands out 256-byte aligned pieces. What an op may take in all for a shape is said by its

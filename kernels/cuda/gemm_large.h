@@ -22,15 +22,15 @@
 typedef struct mm_large_args {
     const uint8_t *frag, *scale;
     uint32_t tile_bytes, tile_scale_bytes; /* of a row tile */
-    int32_t n_tile;                       /* row tiles of one group */
-    int32_t n_frag;                       /* fragments of a row tile */
-    int32_t n_in, n_out;                  /* columns of x; rows of one group's matrix */
+    int32_t n_tile;                        /* row tiles of one group */
+    int32_t n_frag;                        /* fragments of a row tile */
+    int32_t n_in, n_out;                   /* columns of x; rows of one group's matrix */
     const uint16_t *x;
     int64_t x_stride;
     int32_t n_row; /* dense: rows of x and y */
-    /* Groups: block row y is token tile y: rows [tile_first, tile_end) of the sorted order, of group
-     * tile_group (-1: no such tile); sorted row i reads x row gather[i] (NULL: i) and writes y row
-     * i. All NULL: dense. */
+    /* Groups: block row y is token tile y: rows [tile_first, tile_end) of the sorted order, of
+     * group tile_group (-1: no such tile); sorted row i reads x row gather[i] (NULL: i) and writes
+     * y row i. All NULL: dense. */
     const int32_t *tile_group, *tile_first, *tile_end, *gather;
     const float *decode; /* NVFP4: factor of a group's sums; of GATE_UP two: gate, up. NULL: 1 */
     float decode_one;    /* dense NVFP4: factor of the sums of the matrix (both halves) */
@@ -74,8 +74,7 @@ MM_DEV_FN void mm_large_load(const mm_large_args &p, uint8_t *stage, int chunk, 
         const int lane = i % 32, f = i / 32 % F::FRAGS, tile = i / (32 * F::FRAGS);
         const int at = chunk * F::FRAGS + f;
         const bool valid = tile0 + tile < p.n_tile && at < p.n_frag;
-        const uint8_t *src =
-            frag + (uint32_t)tile * p.tile_bytes + at * MM_FRAG_BYTES + lane * 16;
+        const uint8_t *src = frag + (uint32_t)tile * p.tile_bytes + at * MM_FRAG_BYTES + lane * 16;
         mm_cp_async16(stage + i * 16, valid ? src : frag, valid);
     }
     const int n_scale = 8 * F::FRAGS * F::SCALE / 16;
@@ -137,8 +136,8 @@ MM_DEV_FN void mm_large_operand(const mm_large_piece &v, int step, uint32_t a[4]
         const uint2 codes = {word[2 * step], word[2 * step + 1]};
         mm_frag_mxfp8(codes, v.scale, v.scale_8, a);
     } else {
-        mm_frag_nvfp4(word[step], mm_frag_scale_pair(v.scale, step), mm_frag_scale_pair(v.scale_8, step),
-                      a);
+        mm_frag_nvfp4(word[step], mm_frag_scale_pair(v.scale, step),
+                      mm_frag_scale_pair(v.scale_8, step), a);
     }
 }
 
@@ -178,8 +177,8 @@ MM_DEV_FN void mm_large_store(const mm_large_args &p, const float *d, int row, i
 
 /* The staged bf16 tile to y, 16 bytes a thread where the rows allow it. */
 template <int KIND, int TOKENS>
-MM_DEV_FN void mm_large_flush(const mm_large_args &p, const uint16_t *tile, int row0, int64_t y_row0,
-                              int n_token)
+MM_DEV_FN void mm_large_flush(const mm_large_args &p, const uint16_t *tile, int row0,
+                              int64_t y_row0, int n_token)
 {
     const int width = KIND == MM_OUT_SWIGLU ? 64 : 128;
     const int n_out = KIND == MM_OUT_SWIGLU ? p.n_out / 2 : p.n_out;
@@ -207,8 +206,8 @@ static __global__ void __launch_bounds__(256, 2) mm_gemm_large(const mm_large_ar
 {
     typedef mm_large_stage<FORMAT, TOKENS> S;
     enum {
-        WN = TOKENS == 128 ? 2 : 1,  /* mma.sync: warps along tokens */
-        MT = WGMMA ? 1 : WN,         /* row tiles of a warp */
+        WN = TOKENS == 128 ? 2 : 1,         /* mma.sync: warps along tokens */
+        MT = WGMMA ? 1 : WN,                /* row tiles of a warp */
         NT = (TOKENS == 128 ? 16 : 4) / MT, /* n8 pieces of a warp and row tile */
         PER_THREAD = TOKENS * 8 / 256,
         FRAGS = mm_large_format<FORMAT>::FRAGS,
@@ -242,7 +241,8 @@ static __global__ void __launch_bounds__(256, 2) mm_gemm_large(const mm_large_ar
     for (int i = 0; i < MT * NT * 4; i++)
         acc[i] = 0.0f;
     const int n_chunk = (p.n_in + 63) / 64;
-    /* a stage is filled again two chunks after it was read: by then every warp's products are done */
+    /* a stage is filled again two chunks after it was read: by then every warp's products are done
+     */
 #pragma unroll
     for (int i = 0; i < STAGES - 2; i++) {
         if (i < n_chunk)
@@ -268,7 +268,8 @@ static __global__ void __launch_bounds__(256, 2) mm_gemm_large(const mm_large_ar
 #pragma unroll
             for (int s = 0; s < 4; s++) {
                 if (s % PER == 0)
-                    v[0] = mm_large_fetch<FORMAT>(stage, stage + S::A, tile_of * FRAGS + s / PER, lane);
+                    v[0] = mm_large_fetch<FORMAT>(stage, stage + S::A, tile_of * FRAGS + s / PER,
+                                                  lane);
                 mm_large_operand<FORMAT>(v[0], s % PER, a[i & 1][s]);
             }
             mm_wgmma_hold<MT * NT * 4>(acc);
@@ -358,7 +359,8 @@ static mm_status mm_large_run(const mm_op_context *c, int32_t n_token_tile, cons
 }
 
 template <int FORMAT, int KIND, bool WGMMA>
-static mm_status mm_large_tokens(const mm_op_context *c, int tokens, int32_t n, const mm_large_args *p)
+static mm_status mm_large_tokens(const mm_op_context *c, int tokens, int32_t n,
+                                 const mm_large_args *p)
 {
     return tokens == 128
                ? mm_large_run<FORMAT, KIND, 128, mm_large_format<FORMAT>::STAGES, WGMMA>(c, n, p)
@@ -372,7 +374,7 @@ static mm_status mm_large_kind(const mm_op_context *c, mm_out_kind kind, int tok
     switch (kind) {
     case MM_OUT_BF16: /* never of experts, so never of few rows a matrix */
         return mm_large_run<FORMAT, MM_OUT_BF16, 128, mm_large_format<FORMAT>::STAGES, WGMMA>(c, n,
-                                                                                           p);
+                                                                                              p);
     case MM_OUT_F32:
         return mm_large_tokens<FORMAT, MM_OUT_F32, WGMMA>(c, tokens, n, p);
     case MM_OUT_SWIGLU:

@@ -87,9 +87,9 @@ static inline size_t mm_gemv_x_bytes(const mm_gemv_matrix *m, int32_t n_x)
 #define MM_GEMV_HELD 4 /* row tiles of a warp */
 static inline size_t mm_gemv_sum_bytes(const mm_gemv_matrix *m, int32_t n_iter)
 {
-    return m->n_slice == 1 ? 0
-                           : (size_t)(n_iter < MM_GEMV_HELD ? n_iter : MM_GEMV_HELD) *
-                                 MM_GEMV_WARPS * 512;
+    return m->n_slice == 1
+               ? 0
+               : (size_t)(n_iter < MM_GEMV_HELD ? n_iter : MM_GEMV_HELD) * MM_GEMV_WARPS * 512;
 }
 
 /* ---------------------------------------------------------------- a warp's stream */
@@ -130,7 +130,8 @@ MM_DEV_FN mm_gemv_warp mm_gemv_begin(const mm_gemv_matrix &m, uint8_t *ring, uin
     return w;
 }
 
-/* Places of the first stage of row tile load_iter; a row tile that does not exist has no fragments. */
+/* Places of the first stage of row tile load_iter; a row tile that does not exist has no fragments.
+ */
 template <int FORMAT> MM_DEV_FN void mm_gemv_seek(const mm_gemv_matrix &m, mm_gemv_warp &w)
 {
     typedef mm_gemv_stage<FORMAT> S;
@@ -140,8 +141,7 @@ template <int FORMAT> MM_DEV_FN void mm_gemv_seek(const mm_gemv_matrix &m, mm_ge
     w.load_left = tile < m.n_tile ? m.n_frag - w.stage0 * S::FRAGS : 0;
     w.src = m.frag + at * m.tile_bytes + w.stage0 * (S::FRAGS * MM_FRAG_BYTES) + w.lane * 16;
     if (S::SCALE != 0)
-        w.src_scale =
-            m.scale + at * m.tile_scales + w.stage0 * (S::FRAGS * S::SCALE) + w.lane * 16;
+        w.src_scale = m.scale + at * m.tile_scales + w.stage0 * (S::FRAGS * S::SCALE) + w.lane * 16;
 }
 
 /* Starts the copy of the next stage, if there is one; does not commit. */
@@ -240,8 +240,8 @@ MM_DEV_FN void mm_gemv_step(const mm_gemv_codes<FORMAT> &c, int step, const uint
     }
 }
 
-/* Adds the slices of the row tiles of iterations first .. first + n - 1, in order of the slices, and
- * hands them out; each warp takes some of the row tiles. */
+/* Adds the slices of the row tiles of iterations first .. first + n - 1, in order of the slices,
+ * and hands them out; each warp takes some of the row tiles. */
 template <typename Emit>
 MM_DEV_FN void mm_gemv_add_up(const mm_gemv_matrix &m, const mm_gemv_warp &w, const float *sum,
                               int first, int n, Emit emit)

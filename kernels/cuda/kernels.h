@@ -24,11 +24,13 @@ void mm_cuda_pack_close(mm_stream *s); /* frees s->pack; before the stream is cl
 typedef enum mm_out_kind {
     MM_OUT_BF16 = 0, /* rounded once */
     MM_OUT_F32 = 1,
-    MM_OUT_SWIGLU = 2 /* W of GATE_UP: bf16 [n_row, n_out / 2] of the clamped SwiGLU of f32 gate, up */
+    MM_OUT_SWIGLU = 2 /* W of GATE_UP: bf16 [n_row, n_out / 2] of the clamped SwiGLU of f32 gate, up
+                       */
 } mm_out_kind;
 /* Chooses between the two below. Takes scratch; gives none back. */
-mm_status mm_cuda_linear(const mm_op_context *c, const mm_weight *w, const void *x, int64_t x_stride,
-                         int32_t n_row, mm_out_kind kind, void *y, int64_t y_stride);
+mm_status mm_cuda_linear(const mm_op_context *c, const mm_weight *w, const void *x,
+                         int64_t x_stride, int32_t n_row, mm_out_kind kind, void *y,
+                         int64_t y_stride);
 mm_status mm_cuda_linear_small(const mm_op_context *c, const mm_weight *w, const void *x,
                                int64_t x_stride, int32_t n_row, mm_out_kind kind, void *y,
                                int64_t y_stride); /* any n_row, in pieces of MM_CUDA_SMALL_ROWS */
@@ -44,13 +46,14 @@ mm_status mm_cuda_router(const mm_op_context *c, int32_t n_row, const mm_attn_ou
 size_t mm_cuda_branch_scratch(const mm_op_shape *s);
 
 /* ---- attn_out.cu, mlp.cu, head.cu */
-mm_status mm_cuda_attn_out(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_out_args *a);
+mm_status mm_cuda_attn_out(const mm_op_context *c, const mm_seq_view *seq,
+                           const mm_attn_out_args *a);
 mm_status mm_cuda_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_mlp_args *a);
 mm_status mm_cuda_head(const mm_op_context *c, const mm_head_args *a);
 size_t mm_cuda_out_scratch(const mm_op_shape *s); /* of these three, products and branches apart */
 
-/* ---- moe.cu; moe_small does all that the op does, the end of the branch included; moe_large leaves
- * the sums, shared expert included where asked, in acc [n_row, D] f32. */
+/* ---- moe.cu; moe_small does all that the op does, the end of the branch included; moe_large
+ * leaves the sums, shared expert included where asked, in acc [n_row, D] f32. */
 mm_status mm_cuda_moe(const mm_op_context *c, const mm_seq_view *seq, const mm_moe_args *a);
 mm_status mm_cuda_moe_small(const mm_op_context *c, int32_t n_row, const mm_moe_args *a);
 mm_status mm_cuda_moe_large(const mm_op_context *c, int32_t n_row, const mm_moe_args *a);
@@ -61,8 +64,8 @@ size_t mm_cuda_moe_large_scratch(const mm_op_shape *s);
 mm_status mm_cuda_attn_in(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_in_args *a);
 size_t mm_cuda_attn_in_scratch(const mm_op_shape *s);
 
-/* ---- attn_decode*.cu, index_decode.cu: steps whose sequences have at most 8 rows (seq->is_decode):
- * grids depend on n_seq, n_row and shape only, lengths are read on the device. */
+/* ---- attn_decode*.cu, index_decode.cu: steps whose sequences have at most 8 rows
+ * (seq->is_decode): grids depend on n_seq, n_row and shape only, lengths are read on the device. */
 mm_status mm_cuda_attn_sparse_decode(const mm_op_context *c, const mm_seq_view *seq,
                                      const mm_attn_sparse_args *a);
 mm_status mm_cuda_attn_dense_decode(const mm_op_context *c, const mm_seq_view *seq,

@@ -98,8 +98,9 @@ static int32_t rows_that_fit(const mm_op_context *c, const mm_gemv_matrix *m)
 {
     const size_t ring = 3 * (size_t)mm_gemv_stage_bytes((mm_weight_format)m->format);
     int32_t n = MM_GEMV_ROWS;
-    while (n > 0 && mm_gemv_sum_bytes(m, MM_GEMV_HELD) + MM_GEMV_WARPS * (ring + mm_gemv_x_bytes(m, n)) >
-                        (size_t)mm_cuda_of(c)->smem_max)
+    while (n > 0 &&
+           mm_gemv_sum_bytes(m, MM_GEMV_HELD) + MM_GEMV_WARPS * (ring + mm_gemv_x_bytes(m, n)) >
+               (size_t)mm_cuda_of(c)->smem_max)
         n--;
     return n;
 }

@@ -9,12 +9,13 @@ enum { SORT_THREADS = 256, MAX_EXPERT = 1024, PIECE_ROWS = 8192 };
 typedef struct moe_sort {
     const int32_t *experts; /* [n_pair] */
     int32_t n_pair, n_used, first, last, tokens, max_tile;
-    int32_t *gather;   /* [n_pair] row of sorted place i */
-    int32_t *place;    /* [n_pair] sorted place of a pair; -1: its expert is not in [first, last) */
+    int32_t *gather; /* [n_pair] row of sorted place i */
+    int32_t *place;  /* [n_pair] sorted place of a pair; -1: its expert is not in [first, last) */
     int32_t *tile_group, *tile_first, *tile_end; /* [max_tile] */
 } moe_sort;
 
-/* One block per expert: counts every expert's pairs (shared memory), then places its own in order. */
+/* One block per expert: counts every expert's pairs (shared memory), then places its own in order.
+ */
 static __global__ void __launch_bounds__(SORT_THREADS) mm_moe_sort(const moe_sort p)
 {
     __shared__ int32_t count[MAX_EXPERT];
@@ -133,8 +134,10 @@ size_t mm_cuda_moe_large_scratch(const mm_op_shape *s)
     const size_t rows = (size_t)piece_rows(s), pair = rows * (size_t)s->n_expert_used;
     const size_t tile = (size_t)tile_bound((int32_t)pair, s->n_expert, 32);
     return 2 * mm_cuda_size(pair * 4) + 3 * mm_cuda_size(tile * 4) +
-           mm_cuda_size(pair * (size_t)s->d_expert * 2) + mm_cuda_size(pair * (size_t)s->d_model * 4) +
-           mm_cuda_size(rows * (size_t)s->d_shared * 2) + mm_cuda_size(rows * (size_t)s->d_model * 4);
+           mm_cuda_size(pair * (size_t)s->d_expert * 2) +
+           mm_cuda_size(pair * (size_t)s->d_model * 4) +
+           mm_cuda_size(rows * (size_t)s->d_shared * 2) +
+           mm_cuda_size(rows * (size_t)s->d_model * 4);
 }
 
 typedef struct moe_piece {

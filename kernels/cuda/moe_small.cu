@@ -140,8 +140,7 @@ MM_DEV_FN void moe_block(const mm_moe_part &p, int group, int n, const int16_t *
     const int warp = (int)threadIdx.x / 32, per = MM_GEMV_WARPS / p.m.n_slice;
     float *sum = (float *)(void *)smem;
     uint8_t *ring = smem + p.sum_bytes + warp * MOE_STAGES * S::BYTES;
-    uint8_t *x =
-        smem + p.sum_bytes + MM_GEMV_WARPS * MOE_STAGES * S::BYTES + warp * p.x_bytes;
+    uint8_t *x = smem + p.sum_bytes + MM_GEMV_WARPS * MOE_STAGES * S::BYTES + warp * p.x_bytes;
     for (int done = 0; done < n; done += p.n_x) {
         const int n_x = n - done < p.n_x ? n - done : p.n_x;
         mm_gemv_warp w = mm_gemv_begin<FORMAT>(p.m, ring, x, group * p.n_iter * per, per, p.n_iter);
@@ -157,11 +156,13 @@ MM_DEV_FN void moe_block(const mm_moe_part &p, int group, int n, const int16_t *
             const int64_t at = list != NULL ? list[done + r] / x_div : done + r;
             return p.x + at * p.m.n_in;
         });
-        mm_gemv_run<FORMAT, MOE_STAGES, CHAINS>(p.m, w, p.pitch, n_x, sum, [&](int tile, const float d[4]) {
-            mm_gemv_store(
-                p.out, tile, d, n_x,
-                [&](int r) { return (int64_t)(list != NULL ? list[done + r] : done + r); }, lo, hi);
-        });
+        mm_gemv_run<FORMAT, MOE_STAGES, CHAINS>(
+            p.m, w, p.pitch, n_x, sum, [&](int tile, const float d[4]) {
+                mm_gemv_store(
+                    p.out, tile, d, n_x,
+                    [&](int r) { return (int64_t)(list != NULL ? list[done + r] : done + r); }, lo,
+                    hi);
+            });
         __syncthreads(); /* the sums' places are used again */
     }
 }
@@ -174,7 +175,7 @@ static __global__ void __launch_bounds__(256, 3) mm_moe_small(const mm_moe_kerne
     const int n_shared = p.has_shared ? p.shared.n_group : 0;
     if ((int)blockIdx.x < n_shared) {
         moe_block<SHARED, 1>(p.shared, (int)blockIdx.x, p.n_row, NULL, 1, p.shared.factor[0],
-                          p.shared.factor[1], false);
+                             p.shared.factor[1], false);
         return;
     }
     const int at = (int)blockIdx.x - n_shared;
@@ -255,8 +256,8 @@ static void plan_part(const mm_cuda *b, mm_moe_part *p, int32_t n_copy, int32_t 
 static size_t smem_of(const mm_moe_part *p)
 {
     return (size_t)p->sum_bytes + MM_GEMV_WARPS * (MOE_STAGES * (size_t)mm_gemv_stage_bytes(
-                                                                 (mm_weight_format)p->m.format) +
-                                                (size_t)p->x_bytes);
+                                                                    (mm_weight_format)p->m.format) +
+                                                   (size_t)p->x_bytes);
 }
 
 template <int FORMAT, int SHARED>

@@ -123,7 +123,7 @@ MM_DEV_FN uint32_t mm_f32_e4m3(float x)
 MM_DEV_FN void mm_e4m3x4_bf16x4(uint32_t c, uint32_t out[2])
 {
     /* s eeee mmm in the low exponent bits of a bf16 is the value times 2^-120 */
-    const uint32_t scale = 0x7B807B80u; /* 2^120 */
+    const uint32_t scale = 0x7B807B80u;                                    /* 2^120 */
     const uint32_t lo = mm_prmt(c, 0, 0x1404), hi = mm_prmt(c, 0, 0x3424); /* bytes 0,_,1 ; 2,_,3 */
     const uint32_t a = (lo & 0x80008000u) | ((lo >> 4) & 0x07F007F0u);
     const uint32_t b = (hi & 0x80008000u) | ((hi >> 4) & 0x07F007F0u);

@@ -1,7 +1,9 @@
 /* wgmma.h: Hopper's warpgroup products (sm_90a only), A in registers, B in shared memory.
  *
- * d [64, N] += a [64, 16] b [16, N] for the four warps of a warpgroup: warp w holds rows 16 w .. 16 w
- * + 15 of a and d in the order of mma.sync (ptx.h: mm_mma_bf16), d[4 j .. 4 j + 3] being columns 8 j
+ * d [64, N] += a [64, 16] b [16, N] for the four warps of a warpgroup: warp w holds rows 16 w .. 16
+ * w
+ * + 15 of a and d in the order of mma.sync (ptx.h: mm_mma_bf16), d[4 j .. 4 j + 3] being columns 8
+ * j
  * .. 8 j + 7. B lies as [N, 64] bf16 rows of 128 bytes, whose 16-byte chunk c of row n is stored at
  * chunk c ^ (n % 8) (the 128-byte swizzle); `tile` is 1024-byte aligned, `step` 0..3 picks the 16
  * columns. The products run asynchronously between fence, commit and wait. */
@@ -34,8 +36,10 @@ MM_DEV_FN void mm_wgmma_n32(float *d, const uint32_t a[4], const uint8_t *tile, 
     mm_wgmma_emulated<32>(d, a, tile, step);
 }
 /* d [64, 128] += a b where b lies as 16 rows (of k) of 128 columns: the halves of 64 columns are
- * half_bytes apart, each a row of 128 bytes swizzled as above; the rows start at a multiple of 8. */
-MM_DEV_FN void mm_wgmma_n128_rows(float *d, const uint32_t a[4], const uint8_t *rows, int half_bytes)
+ * half_bytes apart, each a row of 128 bytes swizzled as above; the rows start at a multiple of 8.
+ */
+MM_DEV_FN void mm_wgmma_n128_rows(float *d, const uint32_t a[4], const uint8_t *rows,
+                                  int half_bytes)
 {
     const int lane = (int)(threadIdx.x % 32);
     for (int j = 0; j < 16; j++) {
@@ -45,7 +49,7 @@ MM_DEV_FN void mm_wgmma_n128_rows(float *d, const uint32_t a[4], const uint8_t *
         for (int i = 0; i < 4; i++) {
             const int k = 2 * t + i % 2 + 8 * (i / 2), chunk = n % 64 / 8 ^ k % 8;
             b[i / 2] |= (uint32_t)*(const uint16_t *)(const void *)(half + 128 * k + 16 * chunk +
-                                                                   2 * (n % 8))
+                                                                    2 * (n % 8))
                         << 16 * (i % 2);
         }
         mm_mma_bf16(d + 4 * j, a, b);
@@ -122,7 +126,8 @@ template <int N> MM_DEV_FN void mm_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-/* Shared memory written by ordinary stores and cp.async becomes visible to wgmma (then a barrier). */
+/* Shared memory written by ordinary stores and cp.async becomes visible to wgmma (then a barrier).
+ */
 MM_DEV_FN void mm_proxy_fence()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
