@@ -105,7 +105,7 @@ PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "integrations.evalscope": ("Mm31API",),
             "integrations.simple_evals": ("Mm31Sampler", "SamplerResponse"),
             "integrations.trl": ("as_vllm",),
-            "integrations.records": ("EvalRecord", "fingerprint", "records", "write_records"),
+            "integrations.records": ("EvalRecord", "records", "write_records"),
             "compat.vllm.entrypoints.llm": ("LLM",),
             "compat.vllm.sampling_params": ("SamplingParams", "StructuredOutputsParams"),
         },

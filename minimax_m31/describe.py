@@ -1,12 +1,15 @@
-"""How an LLM shows itself: one paragraph, or a small table in a notebook. Looks only at what was
-noted at open.
+"""How an LLM shows itself: one paragraph, a small table in a notebook, a fingerprint for a report.
+Looks only at what was noted at open.
 """
 
 from __future__ import annotations
 
+import hashlib
 import html
+import json
 from typing import TYPE_CHECKING, Any
 
+from .environment import build_info
 from .scores import MemoryReport, format_bytes
 
 if TYPE_CHECKING:
@@ -74,3 +77,25 @@ def memory_bar(report: MemoryReport) -> str:
             )
     bar = f"<div style='display:flex;max-width:480px'>{''.join(parts)}</div>"
     return f"{bar}<small>{format_bytes(total)} held</small>"
+
+
+def fingerprint(llm: LLM) -> dict[str, Any]:
+    """What decides the tokens of this engine beside the request: build, model, types, mode, and
+    the vocabulary with its template. "id" is a hash of the rest.
+    """
+    args = llm._args
+    tokenizer = llm._tokenizer
+    facts = {
+        "build": build_info(),
+        "model": llm.model_config.model,
+        "config": hashlib.sha256(json.dumps(llm._raw_config, sort_keys=True).encode()).hexdigest(),
+        "tokenizer": None if tokenizer is None else f"{hash(tokenizer) & (2**64 - 1):016x}",
+        "backend": llm._info["backend"],
+        "dtype": args.dtype,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "indexer_kv_dtype": args.indexer_kv_dtype,
+        "deterministic": args.deterministic,
+        "tensor_parallel_size": args.tensor_parallel_size,
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return {"id": hashlib.sha256(text.encode()).hexdigest()[:16], **facts}

@@ -19,7 +19,7 @@ from . import _core
 from .calls import BaseCall, Call, leave_at_exit, plans_source, watch_exit
 from .chat_face import ChatFace
 from .core_params import Plan, make_plan, stream_interval, truncation_changes
-from .describe import engine_html, engine_text
+from .describe import engine_html, engine_text, fingerprint
 from .engine_args import EngineArgs, check_names, log_level
 from .errors import EngineClosedError, InvalidRequestError
 from .lifetime import live_engines, note_closed, note_open, open_or_make_room, shutdown_all
@@ -110,6 +110,12 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         return make_plan(
             model_or_config, gpu=gpu, n_gpu=n_gpu, host_memory=host_memory, **engine_args
         )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the tokens of this engine beside the request (build, config, types, mode,
+        vocabulary and template), for a report; "id" is a hash of it, the same in every process.
+        """
+        return fingerprint(self)
 
     # -- text and tokens ---------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("minimax_m31._core", reason="the extension is not built", exc_type=ImportError)
 
 from minimax_m31 import LLM, AsyncLLM, SamplingParams
-from minimax_m31.integrations.records import fingerprint, records, write_records
+from minimax_m31.integrations.records import records, write_records
 from minimax_m31.integrations.simple_evals import Mm31Sampler
 from minimax_m31.integrations.trl import as_vllm
 
@@ -150,7 +150,7 @@ def test_records_can_be_replayed(llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     assert write_records(path, records(llm, outputs, params)) == 4
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {row["fingerprint"] for row in rows} == {fingerprint(llm)["id"]}
+    assert {row["fingerprint"] for row in rows} == {llm.fingerprint()["id"]}
     row = rows[3]
     replayed = llm.generate(
         {"prompt_token_ids": row["prompt_token_ids"]},

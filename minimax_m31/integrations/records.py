@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..environment import build_info
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..params import SamplingParams
@@ -35,33 +33,11 @@ class EvalRecord:
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
 
 
-def fingerprint(llm: LLM) -> dict[str, Any]:
-    """What decides the tokens of this engine beside the request: build, model, types, mode, and
-    the vocabulary with its template. "id" is a hash of the rest.
-    """
-    args = llm._args
-    tokenizer = llm._tokenizer
-    facts = {
-        "build": build_info(),
-        "model": llm.model_config.model,
-        "config": hashlib.sha256(json.dumps(llm._raw_config, sort_keys=True).encode()).hexdigest(),
-        "tokenizer": None if tokenizer is None else f"{hash(tokenizer) & (2**64 - 1):016x}",
-        "backend": llm._info["backend"],
-        "dtype": args.dtype,
-        "kv_cache_dtype": args.kv_cache_dtype,
-        "indexer_kv_dtype": args.indexer_kv_dtype,
-        "deterministic": args.deterministic,
-        "tensor_parallel_size": args.tensor_parallel_size,
-    }
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return {"id": hashlib.sha256(text.encode()).hexdigest()[:16], **facts}
-
-
 def records(
     llm: LLM, outputs: Iterable[RequestOutput], params: SamplingParams
 ) -> Iterator[EvalRecord]:
     """One record for each sample of these outputs."""
-    mark = str(fingerprint(llm)["id"])
+    mark = str(llm.fingerprint()["id"])
     changed = {name: _plain(value) for name, value in params.changed().items()}
     for output in outputs:
         for one in output.outputs:
