@@ -218,4 +218,5 @@ def test_no_thread_is_left() -> None:
     assert threads_of_process() > before
     interrupted(lambda: engine.generate([[1], [2]], LONG, use_tqdm=False), 0.1)
     engine.shutdown()
-    assert threads_of_process() == before
+    # at most: an idle dispatch thread of an earlier test may end meanwhile
+    assert threads_of_process() <= before

@@ -95,7 +95,8 @@ def test_a2_n3_ten_engines_with_references_kept() -> None:
         keep += [llm, outputs, llm.llm_engine]
         llm.shutdown()
         sizes.append(rss_bytes())
-        assert threads_of_process() == threads
+        # at most: an idle dispatch thread of an earlier test may end meanwhile
+        assert threads_of_process() <= threads
     tokens = [[o.outputs[0].token_ids for o in keep[i]] for i in range(1, 30, 3)]  # type: ignore
     assert all(one == tokens[0] for one in tokens)
     assert sizes[-1] - sizes[1] < 8 * MB, [size // MB for size in sizes]

@@ -85,7 +85,7 @@ def test_u01_deleting_the_engine_returns_its_memory() -> None:
         llm.generate([[i + 1] * 64 for i in range(32)], GREEDY, use_tqdm=False)
         del llm
         gc.collect()
-        assert threads_of_process() == threads
+        assert threads_of_process() <= threads
         assert live_engines() == []
         sizes.append(rss_bytes())
     assert sizes[-1] - sizes[1] < 8 * MB
@@ -108,7 +108,7 @@ def test_u02_shutdown_returns_memory_whatever_refers_to_the_engine() -> None:
     end = time.monotonic() + 5  # the one that follows handles notices within a tenth of a second
     while threads_of_process() > threads and time.monotonic() < end:
         time.sleep(0.01)
-    assert threads_of_process() == threads
+    assert threads_of_process() <= threads
     assert len(keep) == 7
     assert "closed" in repr(llm)
 

@@ -42,7 +42,7 @@ def run(count: int, *, warm: int) -> None:
     assert stats.num_running + stats.num_waiting == 0
     assert grown < 8 * MB, f"{grown / MB:.1f} MB more after {count - warm} requests"
     llm.shutdown()
-    assert threads_of_process() == threads
+    assert threads_of_process() <= threads
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
@@ -80,5 +80,5 @@ def test_open_and_close_again_and_again() -> None:
         keep.append(llm)
         gc.collect()
         sizes.append(rss_bytes())
-    assert threads_of_process() == threads
+    assert threads_of_process() <= threads
     assert sizes[-1] - sizes[2] < 8 * MB, [size // MB for size in sizes]

@@ -324,16 +324,21 @@ static PyObject *engine_pause(PyObject *obj, PyObject *args, PyObject *kwargs)
     if (state == NULL ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "s|d:pause", names, &name, &timeout))
         return NULL;
+    static const mm_pause kinds[] = {MM_PAUSE_NONE, MM_PAUSE_DRAIN, MM_PAUSE_FREEZE};
+    enum { N_KIND = sizeof kinds / sizeof kinds[0] };
     int how = 0;
-    while (how < 3 && strcmp(name, how_names[how]) != 0)
+    while (how < N_KIND && strcmp(name, how_names[how]) != 0)
         how++;
+    if (how == N_KIND)
+        return PyErr_Format(PyExc_ValueError,
+                            "pause(how='%s'): expected one of none, drain, freeze", name);
     mm_engine *e = mm_py_engine_get(self);
     if (e == NULL)
         return NULL;
     int32_t is_settled = 0;
     mm_status st;
     self->n_use++;
-    Py_BEGIN_ALLOW_THREADS st = mm_engine_pause(e, (mm_pause)how, timeout, &is_settled);
+    Py_BEGIN_ALLOW_THREADS st = mm_engine_pause(e, kinds[how], timeout, &is_settled);
     Py_END_ALLOW_THREADS self->n_use--;
     return st == MM_OK ? PyBool_FromLong(is_settled) : mm_py_raise(state, st);
 }
