@@ -4,10 +4,10 @@
  * Eight warps share a row tile (16 rows of W) or several: n_in is cut into 1..8 slices, a number
  * that follows from format and width alone, so that a row's bits never depend on how many rows
  * there are; warp = slice + n_slice * (row tile of the block). A warp streams its slice of one row
- * tile after the other through a ring in shared memory of its own (cp.async, 2 KB a stage), so it
- * waits for nobody but at the sum over slices, and the loads of the next row tiles never stop. Its
- * slice of x lies in shared memory too, also its own. Loads of weights may begin before
- * mm_pdl_wait. */
+ * tile after the other through a ring in shared memory of its own (cp.async, about 2 KB a stage),
+ * so it waits for nobody but at the sums over slices, every MM_GEMV_HELD row tiles, and the loads
+ * of the next row tiles never stop. Its slice of x lies in shared memory too, also its own. Loads
+ * of weights may begin before mm_pdl_wait. */
 #ifndef MM_CUDA_GEMV_H
 #define MM_CUDA_GEMV_H
 #include "kernels/cuda/frag_decode.h"
