@@ -118,6 +118,17 @@ MOE = [
         for e, k in ((4, 1), (128, 4), (32, 8))
         for n in (3, 64, 150)
     ),
+    # rows so long that eight warps share each of them, as in the real model
+    *(
+        case(
+            "moe",
+            f"long_rows_{n}",
+            weight="nvfp4",
+            rows=((0, n),),
+            sizes=dict(RANK, d_model=3072, n_expert=4, n_expert_used=2),
+        )
+        for n in (1, 9)
+    ),
     *(
         case("moe", f"one_choice_{n}", weight="nvfp4", rows=((0, n),), flags=F({"one_choice"}))
         for n in (1, 64, 300)
