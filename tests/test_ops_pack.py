@@ -72,8 +72,10 @@ def unpack_tile(fmt: str, frag: Array, scale: Array | None) -> Array:
                     else:
                         assert scale is not None
                         for s in range(4):
-                            word = int(frag[f, lane].view(np.uint32)[s]) >> 16 * j
-                            out[row, at + 16 * s] = nvfp4(word, i, int(scale[f, nv_scale(row, s)]))
+                            word = int(frag[f, lane].view(np.uint32)[s])
+                            out[row, at + 16 * s] = nvfp4(
+                                word, i, j, int(scale[f, nv_scale(row, s)])
+                            )
     return out
 
 
@@ -81,11 +83,10 @@ def nv_scale(row: int, step: int) -> int:
     return 8 * (row % 8) + 4 * (row // 8) + step
 
 
-def nvfp4(half: int, i: int, scale: int) -> float:
-    if i < 3:
-        sign, code = half >> (15 - 3 * i) & 1, half >> (6 - 3 * i) & 7
-    else:
-        sign, code = half >> 14 & 1, (half >> 13 & 1) << 2 | (half >> 10 & 3)
+def nvfp4(word: int, i: int, j: int, scale: int) -> float:
+    half, other = word >> 16 * j, word >> 16 * (1 - j)
+    sign = half >> (15, 11, 5, 9)[i] & 1
+    code = (half >> 6, half >> 2, other >> 12, (half >> 10 & 1) << 2 | half & 3)[i] & 7
     value = float(E2M1[code]) * (1 + (scale & 7) / 8) * 2.0 ** ((scale >> 3) - 10)
     return -value if sign else value
 

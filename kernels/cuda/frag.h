@@ -14,10 +14,10 @@
  * a[2] = row g, columns 2 t + 8, + 9; a[3] = row g + 8, those. Rows are padded to 16, columns to
  * the fragment, both with zeros.
  *
- * NVFP4 words: half j (bits 16 j ..) holds element j of a[0..3], so that few shifts and masks give
- * bf16 (sign at 15, exponent and mantissa at 8..6, the value times 2^-126):
- *     a[0] sign 15, code 8..6   a[1] sign 12, code 5..3   a[2] sign 9, code 2..0
- *     a[3] sign 14, high bit of the code 13, low bits 11..10
+ * NVFP4 words: half j (bits 16 j ..) holds element j of a[0..3], so that few shifts, one rotation
+ * and masks give bf16 (sign at 15, exponent and mantissa at 8..6, the value times 2^-126):
+ *     a[0] sign 15, code 8..6                         a[1] sign 11, code 4..2
+ *     a[2] sign 5, code 14..12 of the other half      a[3] sign 9, code 10, 1, 0
  *
  * Scales lie apart, fragment by fragment in the same order: MXFP8 16 bytes, row r at r, e8m0, at
  * most 134 (2^7: the product stays in bf16); NVFP4 64 bytes: of row g at 8 g + s, of row g + 8 at

@@ -2,7 +2,7 @@
  * bf16, exact. The block scale is part of the operand, so that nothing is left to do in the loop
  * but products; NVFP4 comes out at 2^-8 of its value, which the packed global scale makes up for.
  *
- * Instructions for the 8 values of a lane and step: NVFP4 11 for the codes, 4 for the two scales, 4
+ * Instructions for the 8 values of a lane and step: NVFP4 9 for the codes, 4 for the two scales, 4
  * products; MXFP8 10, 2 (a fragment), 4. */
 #ifndef MM_CUDA_FRAG_DECODE_H
 #define MM_CUDA_FRAG_DECODE_H
@@ -38,27 +38,21 @@ MM_DEV_FN void mm_frag_nvfp4(uint32_t codes, uint32_t scale, uint32_t scale_8, u
     /* bf16 pair of the scale times 2^118: exponent field e - 10 + 118 + 127 */
     const uint32_t lo = scale * 16u + 0x75807580u, hi = scale_8 * 16u + 0x75807580u;
     const uint32_t mask = 0x81C081C0u;
-    const uint32_t last =
-        ((codes << 1) & 0x80008000u) | ((codes >> 5) & 0x01000100u) | ((codes >> 4) & 0x00C000C0u);
+    const uint32_t last = ((codes << 6) & 0x80C080C0u) | ((codes >> 2) & 0x01000100u);
     a[0] = mm_mul_bf16x2(codes & mask, lo);
-    a[1] = mm_mul_bf16x2((codes << 3) & mask, hi);
-    a[2] = mm_mul_bf16x2((codes << 6) & mask, lo);
+    a[1] = mm_mul_bf16x2((codes << 4) & mask, hi);
+    a[2] = mm_mul_bf16x2(__funnelshift_l(codes, codes, 10) & mask, lo);
     a[3] = mm_mul_bf16x2(last, hi);
 }
 
-/* Row tile's bits of a[i]'s element in its half word: the inverse, for packing. */
-MM_DEV_FN uint32_t mm_frag_nvfp4_bits(uint32_t i, uint32_t code)
+/* Bits of element j of a[i] in its word: the inverse, for packing. */
+MM_DEV_FN uint32_t mm_frag_nvfp4_bits(int i, int j, uint32_t code)
 {
-    const uint32_t sign = code >> 3 & 1, m = code & 7;
-    switch (i) {
-    case 0:
-        return sign << 15 | m << 6;
-    case 1:
-        return sign << 12 | m << 3;
-    case 2:
-        return sign << 9 | m;
-    default:
-        return sign << 14 | (m >> 2) << 13 | (m & 3) << 10;
-    }
+    const uint32_t sign = code >> 3 & 1, m = code & 7, other = m << (16 * (1 - j));
+    const uint32_t half = i == 0   ? sign << 15 | m << 6
+                          : i == 1 ? sign << 11 | m << 2
+                          : i == 2 ? sign << 5
+                                   : sign << 9 | (m >> 2) << 10 | (m & 3);
+    return half << (16 * j) | (i == 2 ? other << 12 : 0);
 }
 #endif

@@ -76,8 +76,7 @@ MM_DEV_FN uint4 nvfp4_lane(const mm_pack_piece &p, int64_t tile, int frag, int l
             if (row == NULL || (scale[col / 16] & 0x7F) == 0)
                 continue;
             const uint32_t both = row[(col + 2 * t + 8 * (i >> 1)) / 2];
-            out[s] |= mm_frag_nvfp4_bits((uint32_t)i, both & 15) |
-                      mm_frag_nvfp4_bits((uint32_t)i, both >> 4) << 16;
+            out[s] |= mm_frag_nvfp4_bits(i, 0, both & 15) | mm_frag_nvfp4_bits(i, 1, both >> 4);
         }
     }
     return make_uint4(out[0], out[1], out[2], out[3]);
