@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define MM_ABI 2 /* raised whenever a struct or a signature of a seam changes */
+#define MM_ABI 4 /* raised whenever a struct or a signature of a seam changes */
 /* Tokens of a KV page = of an attention block: structure of the model, not a setting. */
 #define MM_PAGE 128
 /* Entries of logit_bias, stop_token_ids, logprob_token_ids; words of bad_words. */
@@ -182,6 +182,8 @@ typedef struct mm_engine_options {
     const int32_t *graph_size; /* [n_graph_size] batch sizes to capture graphs for; 0: a standard
                                   row up to max_num_seqs */
     int32_t n_graph_size;
+    int32_t graph_rows; /* graphs also for steps of 2, 4 and 8 rows of each sequence, up to this
+                           many: 1 (none but plain decoding), 2, 4, 8 */
     int32_t run_ahead; /* steps planned beyond the one running: 0, 1; -1 = backend's choice (host 0,
                           cuda 1) */
     const int32_t *eos_token; /* [n_eos] model end tokens */

@@ -28,6 +28,7 @@ typedef struct mm_backend_props {
     bool has_graph;
     int32_t n_thread;
     int64_t memory_total, memory_free; /* bytes, when opened */
+    bool reads_host; /* a device whose ops can read memory of alloc_host, slowly */
 } mm_backend_props;
 
 struct mm_backend {
@@ -60,6 +61,10 @@ struct mm_backend {
     mm_status (*graph_end)(mm_backend *b, mm_stream *s, mm_graph **out);
     mm_status (*graph_launch)(mm_backend *b, mm_graph *g, mm_stream *s);
     void (*graph_close)(mm_backend *b, mm_graph *g);
+    /* For a graph: a download to the host address that *to, in backend memory, holds when it runs.
+     * All at multiples of 16. */
+    mm_status (*download_to)(mm_backend *b, mm_stream *s, void *const *to, const void *src,
+                             size_t n_bytes);
     /* Collectives of several devices; NULL on host backends. id is made once and given to every
      * rank. */
     mm_status (*comm_id)(mm_backend *b, uint8_t id[128]);

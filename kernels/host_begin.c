@@ -156,6 +156,10 @@ mm_status mm_host_begin(const mm_op_context *c, const mm_begin_args *a)
                        "begin: pad_seqs is %d; steps are padded for captured graphs only, which "
                        "this backend has not: it must be 0",
                        a->pad_seqs);
+    if (a->n_read != NULL)
+        memset(a->n_read, 0, 2 * sizeof *a->n_read);
+    if (a->host_at != NULL)
+        *a->host_at = a->host;
     apply_changes(c, b, a->slots);
     expand_rows(b, a->slots, a->seq);
     expand_outputs(b, a->slots, a->seq, a->blob, a->out);

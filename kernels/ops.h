@@ -136,7 +136,7 @@ typedef struct mm_op_context {
  * host backends). A slot that begins gets its history: recent, n_out, last_token. */
 typedef struct mm_begin_args {
     const mm_batch *plan;
-    const void *blob;
+    const void *blob; /* in backend memory; where props.reads_host, of alloc_host for small ones */
     mm_slots *slots;
     mm_seq_view *seq;
     mm_out_view *out;
@@ -145,6 +145,9 @@ typedef struct mm_begin_args {
      * and, where every sequence has one output, with as many SAMPLE outputs; so a captured graph
      * fits. Device backends only. */
     int32_t pad_seqs;
+    int64_t *n_read; /* [2] counters of the step, set to 0; or NULL */
+    /* *host_at = host: where the downloads of a captured step go; or NULL */
+    void *host, **host_at;
 } mm_begin_args;
 
 /* x = r(embedding row of the token), h = r(norm(x, norm_w)). A row with row_media[t] >= 0 takes
@@ -313,6 +316,8 @@ typedef struct mm_sample_args {
     bool commit;
     int32_t *token; /* [n_out] of the view: entries first .. first + n - 1 are written */
     uint8_t *flag;
+    int32_t draw;   /* mm_draw: what is known of every SAMPLE row; saves work, changes nothing */
+    bool work_ends; /* nobody reads `work` afterwards: rows that do not need it need not write it */
 } mm_sample_args;
 
 /* Log-probabilities of row i under its mode (mm_logprob_mode per row): RAW log_softmax(logits),

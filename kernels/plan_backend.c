@@ -16,7 +16,7 @@ enum {
     ROUTER_PIECE = 512,  /* router.cu */
     ROUTER_COLS = 384,   /* router.cu, n_slice */
     WORK_MAX = 1024,     /* decode_work.h */
-    DENSE_PIECES = 256,  /* attn_decode.cu, MAX_PIECES */
+    DENSE_PIECES = 256,  /* attn_decode_host.h, MM_DENSE_PIECES */
     SAMPLE_GROUP = 128,  /* sample_row.h */
     SAMPLE_BINS = 2048,  /* sample_order.h */
     SAMPLE_SLICE = 4096, /* sample_order.h */
@@ -83,7 +83,7 @@ static int64_t linear_scratch(const mm_op_shape *s)
     n = mm_max_i64(n, 2 * (int64_t)s->d_dense);
     n = mm_max_i64(n, 2 * (int64_t)s->d_shared);
     n = mm_max_i64(n, s->n_vocab_local);
-    const int64_t n_tile = mm_min_i64(mm_ceil_div(n, 16) + 4, 512);
+    const int64_t n_tile = mm_min_i64(mm_ceil_div(n, 16) + 12, 520);
     return piece(n_tile * 16 * SMALL_ROWS * 8 * 4);
 }
 
@@ -136,7 +136,7 @@ static int64_t attn_in_scratch(const mm_op_shape *s)
     return piece(s->max_rows * vectors * HEAD_DIM * 2) + linear_scratch(s);
 }
 
-/* attn_decode.cu */
+/* attn_decode.cu, attn_decode_dense.cu */
 static int64_t launch_rows(const mm_op_shape *s, int64_t row_bytes)
 {
     const int64_t n = ((int64_t)64 << 20) / row_bytes;
@@ -190,7 +190,7 @@ static int64_t sample_scratch(const mm_op_shape *s)
 {
     const int64_t n = mm_min_i64(s->max_logit_rows, SAMPLE_GROUP);
     const int64_t parts = n * mm_ceil_div(s->n_vocab, SAMPLE_SLICE);
-    const int64_t sample = piece(n * 88) + piece(parts * 16) + piece(n * SAMPLE_BINS * 4) +
+    const int64_t sample = piece(n * 96) + piece(parts * 16) + piece(n * SAMPLE_BINS * 4) +
                            piece(n * SAMPLE_BINS * 8) + piece(n * 4096 * 8) +
                            piece(parts * (SAMPLE_SLICE / DRAW_BLOCK) * 4);
     const int64_t logprobs =

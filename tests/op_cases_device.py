@@ -25,6 +25,7 @@ LONG: dict[str, Any] = dict(RANK, max_model_len=1 << 20, n_rotary=2, max_rows=12
 # Whole pages and a page +- 1, below and above what is read, one to eight rows.
 DECODE = ((0, 1), (127, 1), (128, 1), (2046, 3), (2047, 1), (2048, 1), (2500, 2), (3900, 8))
 MIXED = ((0, 129), (2176, 67), (2300, 1))
+MANY = tuple((1900 + 53 * i, 1) for i in range(36))
 CACHES = (("bf16", "bf16"), ("fp8", "fp8"), ("nvfp4", "nvfp4"), ("bf16", "nvfp4"), ("fp8", "bf16"))
 WEIGHTS = ("f32", "bf16", "mxfp8", "nvfp4")
 
@@ -45,6 +46,18 @@ ATTN_IN = [
         for k, i in CACHES
     ),
     case("attn_in", "two_groups", weight="mxfp8", rows=DECODE, sizes=group(6, 2)),
+    # rows of eight slices, which the kernel of the heads adds from 9 rows on
+    *(
+        case(
+            "attn_in",
+            f"long_rows_{w}_{n}",
+            weight=w,
+            rows=((100, n),),
+            sizes=dict(RANK, d_model=3072),
+        )
+        for w in ("mxfp8", "bf16")
+        for n in (8, 16, 40)
+    ),
 ]
 ATTN_SPARSE = [
     *(case("attn_sparse", f"decode_{k}_{i}", fmt=k, index=i, rows=DECODE) for k, i in CACHES),
@@ -63,6 +76,11 @@ ATTN_SPARSE = [
         case("attn_sparse", f"top_{k}_{n}", rows=((3500, n),), sizes=dict(RANK, n_top_block=k))
         for k in (1, 2, 7, 24)
         for n in (2, 10)
+    ),
+    # a row a sequence: more than four pages for each SM, so that a block takes two
+    *(
+        case("attn_sparse", f"many_{k}", fmt=k, index=k, rows=MANY)
+        for k in ("bf16", "fp8", "nvfp4")
     ),
     case("attn_sparse", "init", rows=((3500, 3),), sizes=dict(RANK, n_init_block=3)),
     case("attn_sparse", "top_64", rows=((9000, 2), (8190, 4)), sizes=dict(LONG, n_top_block=64)),
@@ -95,6 +113,12 @@ ATTN_OUT = [
         for e, k in ((4, 1), (4, 4), (31, 8), (128, 4), (256, 8))
     ),
     case("attn_out", "router_ties", rows=((0, 50),), flags=F({"ties"})),
+    # so few columns that the slices of the product are left to the end of the branch
+    *(
+        case("attn_out", f"narrow_{w}_{n}", weight=w, rows=((0, n),), sizes=dict(RANK, d_model=64))
+        for w in ("mxfp8", "bf16")
+        for n in (9, 40)
+    ),
 ]
 MLP = [
     *(
@@ -102,8 +126,31 @@ MLP = [
         for w in WEIGHTS
         for n in (1, 8, 9, 64, 65, 200)
     ),
+    # rows of eight slices, which are warps, blocks or follow each other in a block
+    *(
+        case(
+            "mlp",
+            f"long_rows_{w}_{n}",
+            weight=w,
+            rows=((0, n),),
+            sizes=dict(RANK, d_model=3072, d_dense=160),
+        )
+        for w in ("mxfp8", "bf16")
+        for n in (2, 16, 40)
+    ),
     case("mlp", "view_1", weight="mxfp8", rows=((0, 1),), flags=F({"view", "in_place"})),
     case("mlp", "odd_sizes", weight="mxfp8", rows=((0, 70),), sizes=dict(RANK, d_dense=96)),
+    *(
+        case(
+            "mlp",
+            f"narrow_{w}_{n}",
+            weight=w,
+            rows=((0, n),),
+            sizes=dict(RANK, d_model=64, d_dense=1024),
+        )
+        for w in ("mxfp8", "bf16")
+        for n in (9, 40)
+    ),
 ]
 MOE = [
     *(case("moe", f"{w}_{n}", weight=w, rows=((0, n),)) for w in WEIGHTS for n in (1, 8, 64, 65)),
@@ -118,6 +165,31 @@ MOE = [
         for e, k in ((4, 1), (128, 4), (32, 8))
         for n in (3, 64, 150)
     ),
+    *(case("moe", f"{w}_{n}", weight=w, rows=((0, n),)) for w in WEIGHTS[1:] for n in (9, 33)),
+    *(
+        case(
+            "moe",
+            f"experts_4_1_{n}",
+            weight="nvfp4",
+            rows=((0, n),),
+            sizes=dict(RANK, n_expert=4, n_expert_used=1),
+        )
+        for n in (5, 17, 36)
+    ),
+    case(
+        "moe",
+        "odd_sizes",
+        weight="nvfp4",
+        rows=((0, 21),),
+        sizes=dict(RANK, d_model=224, d_expert=48, d_shared=96, n_expert=5, n_expert_used=3),
+    ),
+    case(
+        "moe",
+        "many_experts",
+        weight="nvfp4",
+        rows=((0, 40),),
+        sizes=dict(RANK, d_expert=16, n_expert=700, n_expert_used=8),
+    ),
     # rows so long that eight warps share each of them, as in the real model
     *(
         case(
@@ -127,22 +199,46 @@ MOE = [
             rows=((0, n),),
             sizes=dict(RANK, d_model=3072, n_expert=4, n_expert_used=2),
         )
-        for n in (1, 9)
+        for n in (1, 9, 33)
+    ),
+    # so long that the rows of two experts do not always fit beside each other
+    case(
+        "moe",
+        "longest_rows",
+        weight="nvfp4",
+        rows=((0, 20),),
+        sizes=dict(RANK, d_model=6144, d_expert=32, d_shared=32, n_expert=6, n_expert_used=2),
     ),
     *(
         case("moe", f"one_choice_{n}", weight="nvfp4", rows=((0, n),), flags=F({"one_choice"}))
-        for n in (1, 64, 300)
+        for n in (1, 9, 64, 300)
     ),
     *(
         case("moe", f"{flag}_{n}", weight="nvfp4", rows=((0, n),), flags=F({flag}))
         for flag in ("pieces", "no_shared")
-        for n in (5, 90)
+        for n in (5, 33, 90)
     ),
 ]
 HEAD = [
-    case("head", f"{w}_{n}", weight=w, rows=((0, n),), sizes=dict(RANK, n_vocab=1025))
-    for w in WEIGHTS
-    for n in (1, 8, 64)
+    *(
+        case("head", f"{w}_{n}", weight=w, rows=((0, n),), sizes=dict(RANK, n_vocab=1025))
+        for w in WEIGHTS
+        for n in (1, 8, 64)
+    ),
+    # few and many row tiles, slices short and long: each way in which a product of 9 to 64 rows
+    # may be cut
+    *(
+        case(
+            "head",
+            f"cut_{w}_{n_out}_{d}_{n}",
+            weight=w,
+            rows=((0, n),),
+            sizes=dict(RANK, d_model=d, n_vocab=n_out),
+        )
+        for w in ("mxfp8", "bf16")
+        for n_out, d in ((48, 1536), (130, 4096), (400, 2048), (784, 384))
+        for n in (13, 64)
+    ),
 ]
 DEVICE_CASES = [*ATTN_IN, *ATTN_SPARSE, *ATTN_DENSE, *ATTN_OUT, *MLP, *MOE, *HEAD]
 

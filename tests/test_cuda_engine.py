@@ -20,27 +20,31 @@ from typing import Any
 import pytest
 from checkpoint_files import GOLDEN
 
-from minimax_m31 import LLM, ConfigError, SamplingParams, _core
+from minimax_m31 import LLM, ConfigError, SamplingParams, _core, opening
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = GOLDEN / "text_d32"
 PROMPTS = [[(7 * i + 3 * n) % 200 for i in range(n)] for n in (5, 130, 260, 17, 40)]
 
 
-@pytest.fixture(scope="module")
-def mock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mock device, built."""
+def build(out: Path, files: list[str]) -> Path:
+    """A library that stands in for the CUDA one."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler for the mock device")
-    out = tmp_path_factory.mktemp("mock") / "mock_device.so"
-    files = ["tests/c/mock_device.c", "kernels/host_backend.c", "kernels/host_begin.c"]
-    for pattern in ("kernels/ref/*.c", "csrc/base/*.c", "csrc/tensor.c"):
-        files += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern))]
     flags = ["-std=gnu2x", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
     flags += ["-ffp-contract=off", "-DMM_DEV=1", "-Wall", "-Wextra", "-Werror", "-I."]
     subprocess.run([compiler, *flags, *files, "-o", out, "-lm", "-ldl"], cwd=ROOT, check=True)
     return out
+
+
+@pytest.fixture(scope="module")
+def mock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mock device, built."""
+    files = ["tests/c/mock_device.c", "kernels/host_backend.c", "kernels/host_begin.c"]
+    for pattern in ("kernels/ref/*.c", "csrc/base/*.c", "csrc/tensor.c"):
+        files += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern))]
+    return build(tmp_path_factory.mktemp("mock") / "mock_device.so", files)
 
 
 SCRIPT = """
@@ -124,7 +128,7 @@ def test_graphs_give_the_tokens_of_ref(mock: Path) -> None:
     )
     assert got["tokens"] == got["with_logprobs"] == expected()
     assert got["info"] == 1  # planned one step ahead
-    assert got["capture"] == 2 * 4  # sizes 1, 2, 4, 6; with and without draws
+    assert got["capture"] == 3 * 4  # sizes 1, 2, 4, 6; without draws, with greedy ones, with any
     assert got["launch"] >= 15 and got["pad"] > 0  # five sequences run in the graph of six
     assert got["download"] == got["steps"]  # one piece of results a step
     assert got["logprob_launches"] >= 15
@@ -141,8 +145,66 @@ def test_graphs_can_be_turned_off_and_chosen(mock: Path) -> None:
         assert (got["capture"], got["launch"]) == (0, 0), options
         assert got["tokens"] == expected()
     got = run(mock, code % "cuda_graph_batch_sizes=[2, 1, 99]")
-    assert got["capture"] == 2 * 2  # 99 is above max_num_seqs
+    assert got["capture"] == 3 * 2  # 99 is above max_num_seqs
     assert got["tokens"] == expected()
+
+
+def test_steps_of_several_rows_are_captured_when_asked_for(mock: Path) -> None:
+    """Prompts of 2, 4 and 8 tokens stand in for drafts that are verified."""
+    code = """
+        from minimax_m31 import opening
+        usual = opening.engine_options
+        opening.engine_options = lambda *a, **k: usual(*a, **k) | dict(graph_rows=%d)
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True)
+        out["tokens"], out["launch"] = [], []
+        try:
+            llm = open_llm()
+        except ValueError as error:
+            out["error"] = str(error)
+        else:
+            out["capture"] = count("capture")
+            for n in (2, 3, 4, 8):
+                llm.pause_generation("keep")  # all prompts begin in one step
+                ids = [[[7 * i + j for j in range(n)]] for i in range(5)]
+                handles = [llm.submit(row, params) for row in ids]
+                before = count("launch")
+                llm.resume_generation()
+                out["tokens"].append([list(h.result().outputs[0].token_ids) for h in handles])
+                out["launch"].append(count("launch") - before)
+            llm.shutdown()
+        """
+    plain, asked = run(mock, code % 1), run(mock, code % 8)
+    assert plain["capture"] == 3 * 4 and plain["launch"] == [2, 2, 2, 2]
+    assert asked["capture"] == (3 + 3) * 4  # rows of 2, 4 and 8 without outputs
+    assert asked["launch"] == [3, 2, 3, 3]  # the prompts too, but for those of 3 tokens
+    assert asked["tokens"] == plain["tokens"]
+    assert "graph_rows is 3" in run(mock, code % 3)["error"]
+
+
+def test_a_device_has_its_next_step_before_it_ends_one(tmp_path: Path) -> None:
+    """On a device that computes nothing in 10 ms a step: what the host does between two of them."""
+    clock = build(tmp_path / "clock_device.so", ["tests/c/clock_device.c"])
+    got = run(
+        clock,
+        """
+        with open_llm(load_format="dummy", max_num_seqs=4, cuda_graph_batch_sizes=[4]) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=61, ignore_eos=True)
+            llm.pause_generation("keep")
+            handles = [llm.submit([row], params) for row in PROMPTS[:1] * 4]
+            lib.mm_mock_reset()
+            llm.resume_generation()
+            for handle in handles:
+                handle.result()
+            for k in ("calls", "launches", "late", "uploads", "downloads", "waits"):
+                out[k] = count(k)
+        """,
+        MM_CLOCK_US="10000",
+    )
+    n = got["launches"]
+    assert n >= 50 and got["late"] <= n // 4  # a busy machine may wake the host late now and then
+    assert got["calls"] <= 3 * n + 8  # begin, graph, event
+    assert got["uploads"] <= 1 and got["downloads"] <= 1  # of the step with the prompts
+    assert abs(got["waits"] - n) <= 2
 
 
 def test_diagnostics_run_without_graphs(mock: Path) -> None:
@@ -410,6 +472,29 @@ def test_cuda_graphs_and_eager_steps_are_equal() -> None:
     with real(deterministic="batch_invariant", enforce_eager=True) as llm:
         eager = generated(llm, temperature=0.7, seed=2)
     assert captured == again == eager
+
+
+@on_device
+def test_cuda_graphs_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps whose sequences have 2, 4 or 8 rows: captured and eager are equal."""
+    usual = opening.engine_options
+    prompts = [[[(5 * i + j) % 300 for j in range(n)] for i in range(3)] for n in (2, 4, 8)]
+    made = []
+    for rows in (1, 8):
+        monkeypatch.setattr(
+            opening, "engine_options", lambda *a, rows=rows: usual(*a) | {"graph_rows": rows}
+        )
+        got = []
+        with real(cuda_graph_batch_sizes=[4], deterministic="batch_invariant") as llm:
+            memory = {what: n for what, _, n in llm._memory}["captured graphs (estimate)"]
+            for group in prompts:
+                llm.pause_generation("keep")  # all prompts begin in one step
+                params = SamplingParams(temperature=0.7, seed=2, max_tokens=3, ignore_eos=True)
+                handles = [llm.submit([row], params) for row in group]
+                llm.resume_generation()
+                got.append([tuple(h.result().outputs[0].token_ids) for h in handles])
+        made.append((got, memory))
+    assert made[0][0] == made[1][0] and made[1][1] == 2 * made[0][1]
 
 
 @on_device

@@ -46,7 +46,9 @@ class Blob:
 class Started:
     """The views of a begun step."""
 
-    def __init__(self, m: Machine, blob: bytes, slots: Slots, pad_seqs: int = 0) -> None:
+    def __init__(
+        self, m: Machine, blob: bytes, slots: Slots, pad_seqs: int = 0, on_host: bool = False
+    ) -> None:
         self.m, plan = m, make("mm_batch")
         ctypes.memmove(ctypes.addressof(plan), blob, ctypes.sizeof(plan))
         s = m.sizes
@@ -65,8 +67,13 @@ class Started:
         self.seq = m.struct("mm_seq_view", slots=slots.struct, **self.seq_arrays)
         self.out = m.struct("mm_out_view", **self.out_arrays)
         self.blob: Buffer = m.put(np.frombuffer(blob, np.uint8))
-        views = dict(seq=self.seq, out=self.out)
-        m.run("begin", plan=plan, blob=self.blob, slots=slots.struct, pad_seqs=pad_seqs, **views)
+        self.n_read = m.put(np.array([5, 7]))
+        views = dict(seq=self.seq, out=self.out, slots=slots.struct, n_read=self.n_read)
+        if on_host:  # where a batch is built, and stays if it is small
+            whole = (ctypes.c_int64 * -(-len(blob) // 8)).from_buffer_copy(blob + bytes(7))
+            m.run("begin", plan=whole, blob=whole, pad_seqs=pad_seqs, **views)
+        else:
+            m.run("begin", plan=plan, blob=self.blob, pad_seqs=pad_seqs, **views)
         self.n_seq, self.n_row, self.n_out = self.seq.n_seq, self.seq.n_row, self.out.n_out
 
     def seq_of(self, name: str) -> list[int]:
@@ -274,11 +281,14 @@ def test_begin_expands_rows_and_outputs(backend: str) -> None:
         assert m.get_act(rows)[:, 0].tolist() == [10, 11, 12, 40, 41, 42, 60]
 
 
-def decode_step(n_rows: list[int], n_out: int, **header: Any) -> bytes:
+def decode_step(
+    n_rows: list[int], n_out: int, pages: list[dict[str, Any]] | None = None, **header: Any
+) -> bytes:
     """Sequence i in slot i at position 100 * (i + 1); outputs are the last rows of the first
     n_out sequences."""
     b, end = Blob(), np.cumsum(n_rows).tolist()
-    for name in ("slot", "page", "mask"):
+    b.structs("mm_batch_page", pages or [])
+    for name in ("slot", "mask"):
         b.structs(f"mm_batch_{name}", [])
     pos = [100 * (i + 1) for i in range(len(n_rows))]
     seqs = [
@@ -294,6 +304,26 @@ def decode_step(n_rows: list[int], n_out: int, **header: Any) -> bytes:
     usual = dict(n_row=end[-1], token=b.add(range(20, 20 + end[-1])), max_pos=777, is_decode=1)
     b.header |= usual | header
     return b.finish()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_rows", [[1], [2, 1, 5], [1] * 8])
+@pytest.mark.parametrize("n_page", [0, 50])
+def test_begin_takes_a_batch_from_the_host(n_page: int, n_rows: list[int], backend: str) -> None:
+    """The same arrays wherever the batch is; the step's counters begin at 0."""
+    made = []
+    pages = [dict(slot=i // 6, block=i % 6, page=100 + i) for i in range(n_page)]
+    with Machine(backend, shape(n_vocab=100)) as m:
+        for on_host in (False, True):
+            slots = empty_slots(m, 9)
+            x = Started(m, decode_step(n_rows, len(n_rows), pages), slots, on_host=on_host)
+            made.append(
+                [x.seq_of(k) for k in x.seq_arrays]
+                + [x.out_of(k) for k in x.out_arrays]
+                + [slots.get(k).tolist() for k in ("n_ctx", "page_table")]
+            )
+            assert m.get(x.n_read).tolist() == [0, 0]
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from op_case import Case, Outputs
-from op_cases_device import DEVICE_CASES, MILLION, RANK
+from op_cases_device import DEVICE_CASES, MANY, MILLION, RANK
 from op_driver import BACKENDS, IS_EMULATED, Machine
 from test_ops import compare, compute, drop_near_ties
 
@@ -85,6 +85,44 @@ ALONE = [
         Case(op, f, act="bf16", rows=LENGTHS, fmt=f, index=f, sizes=RANK)
         for op in ("attn_sparse", "attn_dense")
         for f in ("bf16", "fp8", "nvfp4")
+    ),
+    Case("attn_sparse", "many", act="bf16", rows=MANY, fmt="fp8", index="fp8", sizes=RANK),
+    # rows so long that eight warps share each of them, as in the real model
+    Case(
+        "moe",
+        "long_rows",
+        act="bf16",
+        weight="nvfp4",
+        rows=ROWS,
+        sizes=dict(RANK, d_model=3072, n_expert=6, n_expert_used=2),
+    ),
+    *(
+        Case(
+            op,
+            f"long_rows_{w}",
+            act="bf16",
+            weight=w,
+            rows=ROWS,
+            fmt="bf16",
+            index="bf16",
+            sizes=dict(RANK, d_model=3072, d_dense=160),
+        )
+        for op in ("attn_in", "attn_out", "mlp")
+        for w in ("bf16", "mxfp8")
+    ),
+    *(
+        Case(
+            op,
+            f"narrow_{w}",
+            act="bf16",
+            weight=w,
+            rows=ROWS,
+            fmt="bf16",
+            index="bf16",
+            sizes=dict(RANK, d_model=64, d_dense=1024),
+        )
+        for op in ("attn_out", "mlp")
+        for w in ("bf16", "mxfp8")
     ),
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference as R
+from c_structs import CONSTANTS
 from numpy.typing import NDArray
 from op_driver import BACKENDS, HEAVY_BACKENDS, Machine, Slots, _testing, out_view, shape
 from reference import SampleRow
@@ -92,6 +93,46 @@ def test_sample_agrees_with_ref_over_long_rows(backend: str) -> None:
     differs = (want[2] != got[2]).sum(-1)
     assert (differs <= 1).all() and (differs > 0).sum() <= 1, differs
     assert (want[0] != got[0]).sum() <= 1
+
+
+def make_plain(row: SampleRow) -> None:
+    """Nothing but temperature and the filters."""
+    row.allowed, row.bias, row.ban, row.bad_words = None, {}, [], []
+    row.repetition_penalty, row.frequency_penalty, row.presence_penalty = 1.0, 0.0, 0.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("draw", ["ANY", "UNFILTERED", "GREEDY"])
+def test_sample_saves_work_but_changes_nothing(draw: str, backend: str) -> None:
+    """What is known of the rows, and that nobody reads `work`, may only save time: plain rows and
+    others, forced ids among those that are never generated, NaN, nothing allowed."""
+    rng = np.random.default_rng(len(draw))
+    rows = [random_row(rng, 9001) for _ in range(36)]
+    never = [8999, 4100, int(np.argmax(rows[1].logits))]
+    for i, r in enumerate(rows):
+        r.never = never
+        r.temperature = 0.0 if draw == "GREEDY" else max(r.temperature, 0.3)
+        if draw == "UNFILTERED":
+            r.top_k, r.top_p = -1, 1.0
+        if i % 3 > 0:
+            make_plain(r)
+    rows[4].forced, rows[7].forced = never[0], never[1]
+    rows[5].logits = rows[5].logits.copy()
+    rows[5].logits[8000] = np.nan
+    rows[8].logits = np.full(9001, -np.inf, np.float32)
+    for r in rows[10:14]:  # flat: thousands of ids at the cut
+        r.logits = np.zeros(9001, np.float32)
+    sizes = shape(n_vocab=9001, never_token=never + [-1] * 13, max_logit_rows=400)
+    with Machine(backend, sizes) as m:
+        usual = sample(m, rows)
+        known = sample(m, rows, draw=CONSTANTS[f"MM_DRAW_{draw}"])
+        ends = sample(m, rows, draw=CONSTANTS[f"MM_DRAW_{draw}"], work_ends=True)
+        alone = sample(m, rows[6:7], draw=CONSTANTS[f"MM_DRAW_{draw}"], work_ends=True)
+    assert {OK, NAN, EMPTY} == set(usual[1].tolist())
+    for got in (known, ends):
+        assert np.array_equal(usual[0], got[0]) and np.array_equal(usual[1], got[1])
+    assert np.array_equal(usual[2], known[2], equal_nan=True)
+    assert alone[0][0] == usual[0][6]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

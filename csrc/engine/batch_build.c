@@ -105,6 +105,7 @@ const mm_batch *mm_batch_build(const mm_plan *plan, void *blob, int64_t cap)
         .n_page = plan->n_page,
         .n_mask = plan->n_mask,
         .is_decode = 1,
+        .draw = MM_DRAW_GREEDY,
         .n_entry = plan->n_entry,
         .seq = mm_blob_put(&w, NULL, plan->n_item * (int64_t)sizeof(mm_batch_seq)),
         .token = mm_blob_put(&w, NULL, plan->n_row * (int64_t)sizeof(int32_t)),
@@ -136,6 +137,8 @@ const mm_batch *mm_batch_build(const mm_plan *plan, void *blob, int64_t cap)
                                 .n_ctx_after = end};
         fill_rows(item, token + row);
         fill_outputs(item, i, row, out + item->out_first, &w);
+        if (item->draws)
+            b->draw = (int32_t)mm_min_i64(b->draw, mm_sampler_draw(item->r));
         if (item->begins)
             mm_sampler_fill_slot(item->r, slot++, &w);
         for (int32_t k = item->page_first; k < item->page_end; k++, page++)

@@ -2,6 +2,8 @@
  * the ends of a sequence looked for in a fixed order (end token, stop token, stop string,
  * repetition, max_tokens, length), pages that are full of committed tokens published. What a batch
  * in flight computed for a sequence that has ended is dropped. */
+#include <stddef.h>
+
 #include "csrc/engine/scheduler.h"
 #include "kernels/ops.h"
 
@@ -74,7 +76,7 @@ static bool commit_trace(mm_scheduler *s, const mm_plan_item *item, const mm_ste
 
 /* ---------------------------------------------------------------- drawn tokens */
 
-static void append(mm_scheduler *s, const mm_plan_item *item, const mm_step_result *res)
+static void append(mm_scheduler *s, const mm_plan_item *item, const mm_step_result *res, double now)
 {
     mm_request *r = item->r;
     const int32_t i_out = item->out_first + item->n_score, t = r->out.n_token;
@@ -90,7 +92,7 @@ static void append(mm_scheduler *s, const mm_plan_item *item, const mm_step_resu
     if (r->out_sampling != NULL)
         r->out_sampling[t] = res->sampling_logprob[i_out];
     r->out.n_token++;
-    r->out.t_last = mm_now();
+    r->out.t_last = now;
     if (t == 0)
         r->out.t_first = r->out.t_last;
     s->stats.n_output_token++;
@@ -110,7 +112,8 @@ static ending find_ending(const mm_scheduler *s, mm_request *r)
 
     const uint8_t *text = NULL;
     int64_t n_text = 0;
-    if (token < lim->bytes->n_token) {
+    const bool reads_text = r->p.think_start != MM_THINK_OFF || r->stop != NULL;
+    if (reads_text && token < lim->bytes->n_token) {
         text = lim->bytes->blob + lim->bytes->offset[token];
         n_text = lim->bytes->offset[token + 1] - lim->bytes->offset[token];
     }
@@ -154,7 +157,8 @@ static void publish_pages(mm_scheduler *s, mm_request *r)
     }
 }
 
-static void commit_draw(mm_scheduler *s, const mm_plan_item *item, const mm_step_result *res)
+static void commit_draw(mm_scheduler *s, const mm_plan_item *item, const mm_step_result *res,
+                        double now)
 {
     mm_request *r = item->r;
     const uint8_t flag = res->flag[item->out_first + item->n_score];
@@ -162,7 +166,7 @@ static void commit_draw(mm_scheduler *s, const mm_plan_item *item, const mm_step
         fail_row(s, r, flag);
         return;
     }
-    append(s, item, res);
+    append(s, item, res, now);
     const ending end = find_ending(s, r);
     if (end.finish != MM_FINISH_NONE) {
         mm_scheduler_end(s, r, end.finish, end.stop, end.index);
@@ -178,7 +182,8 @@ static void commit_draw(mm_scheduler *s, const mm_plan_item *item, const mm_step
     mm_scheduler_touch(s, r, news);
 }
 
-static void commit_item(mm_scheduler *s, const mm_plan_item *item, const mm_step_result *res)
+static void commit_item(mm_scheduler *s, const mm_plan_item *item, const mm_step_result *res,
+                        double now)
 {
     mm_request *r = item->r;
     r->n_done = item->pos + item->n_row;
@@ -189,20 +194,59 @@ static void commit_item(mm_scheduler *s, const mm_plan_item *item, const mm_step
         r->n_done >= r->n_prompt)
         mm_group_computed(s, r->group);
     if (item->draws)
-        commit_draw(s, item, res);
+        commit_draw(s, item, res, now);
     else if (r->out_cap == 0 && r->n_done == r->n_prompt)
         mm_scheduler_end(s, r, MM_FINISH_LENGTH, MM_STOP_MAX_TOKENS, -1);
+}
+
+/* Since the step before, milliseconds ago, the caches have seen other things: a commit would wait
+ * for memory twenty times a sequence. What commit and the next plan touch of a request is asked for
+ * a few sequences ahead, its arrays when it has come. */
+enum { AHEAD = 6, ARRAYS_AHEAD = 2 };
+
+static void ask_for(const mm_plan *plan, int32_t i)
+{
+    static const struct {
+        size_t from, to;
+    } part[] = {{0, offsetof(mm_request, pub)},
+                {offsetof(mm_request, state), offsetof(mm_request, error)},
+                {offsetof(mm_request, slot), offsetof(mm_request, think) + 64},
+                {offsetof(mm_request, repeat), sizeof(mm_request)}};
+    if (i >= plan->n_item)
+        return;
+    const uint8_t *r = (const uint8_t *)plan->item[i].r;
+    for (size_t k = 0; k < MM_ARRAY_LEN(part); k++)
+        for (size_t at = part[k].from; at < part[k].to; at += 64)
+            __builtin_prefetch(r + at, 1);
+}
+
+static void ask_for_arrays(const mm_plan *plan, int32_t i)
+{
+    if (i >= plan->n_item)
+        return;
+    const mm_request *r = plan->item[i].r;
+    __builtin_prefetch(r->token + r->n_prompt + r->out.n_token, 1);
+    __builtin_prefetch(r->page + r->n_page);
 }
 
 void mm_scheduler_commit(mm_scheduler *s, const mm_step_result *res)
 {
     const mm_plan *plan = &s->plan[s->i_oldest];
     MM_ASSERT(s->n_in_flight > 0 && res->step == plan->step);
+    const double now = mm_now();
+    for (int32_t i = 0; i < plan->n_out; i += 16) /* a line of tokens; a device wrote them */
+        __builtin_prefetch(res->token + i);
+    for (int32_t i = 0; i < plan->n_out; i += 64)
+        __builtin_prefetch(res->flag + i);
+    for (int32_t i = 0; i < AHEAD; i++)
+        ask_for(plan, i);
     for (int32_t i = 0; i < plan->n_item; i++) {
         mm_request *r = plan->item[i].r;
+        ask_for(plan, i + AHEAD);
+        ask_for_arrays(plan, i + ARRAYS_AHEAD);
         r->n_in_flight--;
         if (r->state != MM_REQUEST_DONE)
-            commit_item(s, &plan->item[i], res);
+            commit_item(s, &plan->item[i], res, now);
         mm_scheduler_unhold(s, r);
     }
     s->i_oldest = (s->i_oldest + 1) % MM_MAX_IN_FLIGHT;

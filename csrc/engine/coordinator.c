@@ -1,11 +1,21 @@
 /* coordinator.c: the engine's own thread. Each turn: take what came in, plan the next step and post
  * it, collect the oldest step when enough are in flight, commit it, publish what changed. It sleeps
  * when nothing can run. Locks are held for relinking lists only, never while something computes. */
+#include <stddef.h>
+
 #include "csrc/base/log.h"
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/engine.h"
 
 /* ---------------------------------------------------------------- publishing */
+
+/* Who reads a snapshot does so on another core: it must come back before it can be written. */
+static void ask_for_snapshot(const mm_request *r)
+{
+    const size_t from = offsetof(mm_request, pub), to = offsetof(mm_request, state);
+    for (size_t at = from; r != NULL && at < to; at += 64)
+        __builtin_prefetch((const uint8_t *)r + at, 1);
+}
 
 /* Readers' snapshot of every request that changed; news to their waiters; those that are over are
  * let go. */
@@ -14,10 +24,16 @@ static void publish(mm_engine *e)
     mm_scheduler *s = &e->scheduler;
     mm_queue *q = &e->queue;
     mm_request *closing = NULL;
-    mm_request *r = mm_scheduler_take_dirty(s);
+    mm_request *r = mm_scheduler_take_dirty(s), *ahead = r;
+    for (int i = 0; i < 4 && ahead != NULL; i++, ahead = ahead->dirty_next)
+        ask_for_snapshot(ahead);
     pthread_mutex_lock(&q->lock);
     while (r != NULL) {
         mm_request *next = r->dirty_next;
+        if (ahead != NULL) {
+            ask_for_snapshot(ahead);
+            ahead = ahead->dirty_next;
+        }
         r->is_dirty = false;
         /* Rows of a trace are still being written while a step holds it: its owner must not be told
          * yet. */
@@ -79,14 +95,17 @@ static void settle(mm_engine *e)
 }
 
 /* Everything that came in, in order: submissions before commands, which may be about them. Sleeps
- * first when asked to and there is nothing. */
-static bool take_in(mm_engine *e, bool may_sleep, bool *out_is_frozen)
+ * first when asked to and there is nothing. *is_frozen: what was decided under it last time (a
+ * freeze that ended since then left work to go on with), and what is to be decided under now. */
+static bool take_in(mm_engine *e, bool may_sleep, bool *is_frozen)
 {
     mm_queue *q = &e->queue;
     mm_scheduler *s = &e->scheduler;
     pthread_mutex_lock(&q->lock);
     settle(e);
     const mm_pause before = q->pause;
+    if (*is_frozen && before != MM_PAUSE_FREEZE)
+        may_sleep = false;
     while (may_sleep && !q->is_stopping && q->pause == before && !mm_queue_has_inbox(q) &&
            q->pending == NULL && q->n_reset_wanted == q->n_reset_done)
         pthread_cond_wait(&q->work, &q->lock);
@@ -113,7 +132,7 @@ static bool take_in(mm_engine *e, bool may_sleep, bool *out_is_frozen)
         pthread_cond_broadcast(&q->reply);
     }
     const bool stop = q->is_stopping;
-    *out_is_frozen = q->pause == MM_PAUSE_FREEZE;
+    *is_frozen = q->pause == MM_PAUSE_FREEZE;
     pthread_mutex_unlock(&q->lock);
     return !stop;
 }
@@ -129,7 +148,9 @@ static bool start_step(mm_engine *e)
         return false;
     const mm_batch *batch =
         mm_batch_build(plan, mm_ranks_blob(e->ranks), mm_batch_max_bytes(&s->lim));
-    s->stats.t_host_total += mm_now() - began; /* the rank adds its part */
+    const double spent = mm_now() - began;
+    s->stats.t_host_total += spent; /* the rank adds its part */
+    mm_ranks_profile(e->ranks, MM_PROFILE_PLAN, spent);
     mm_ranks_launch(e->ranks, batch);
     return true;
 }
@@ -140,7 +161,9 @@ static mm_status finish_step(mm_engine *e)
     MM_TRY(mm_ranks_collect(e->ranks, &result));
     const double began = mm_now();
     mm_scheduler_commit(&e->scheduler, result);
-    e->scheduler.stats.t_host_total += mm_now() - began;
+    const double spent = mm_now() - began;
+    e->scheduler.stats.t_host_total += spent;
+    mm_ranks_profile(e->ranks, MM_PROFILE_COMMIT, spent);
     return MM_OK;
 }
 
@@ -150,7 +173,7 @@ static void die(mm_engine *e, mm_status st)
 {
     mm_queue *q = &e->queue;
     mm_error cause;
-    bool is_frozen;
+    bool is_frozen = false;
     mm_error_take(&cause, st);
     mm_log(MM_LOG_ERROR, "the engine failed: %s", cause.text);
     pthread_mutex_lock(&q->lock);

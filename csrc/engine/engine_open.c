@@ -25,6 +25,7 @@ void mm_engine_options_init(mm_engine_options *o)
         .memory_fraction = 0.9,
         .max_logprobs = 20,
         .enable_prefix_cache = 1,
+        .graph_rows = 1,
         .run_ahead = -1,
     };
 }
@@ -89,6 +90,10 @@ static mm_status check_options(const mm_engine_options *o)
         if (o->graph_size[i] < 1)
             BAD("cuda_graph_batch_sizes",
                 "a batch size of %d cannot be captured: it must be 1 or more", o->graph_size[i]);
+    if (o->graph_rows != 1 && o->graph_rows != 2 && o->graph_rows != 4 && o->graph_rows != 8)
+        BAD("graph_rows",
+            "graph_rows is %d; graphs can be captured for up to 1, 2, 4 or 8 rows of a sequence",
+            o->graph_rows);
     if (o->run_ahead < -1 || o->run_ahead > 1)
         BAD("run_ahead", "run_ahead is %d; it must be 0, 1 or -1", o->run_ahead);
     if (o->n_thread < 0)

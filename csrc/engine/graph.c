@@ -1,8 +1,22 @@
 /* graph.c: see graph.h. */
 #include "csrc/engine/graph.h"
 
-/* Rows per sequence that are captured: plain decoding has one; 2, 4 and 8 join with drafts. */
-static const int32_t row_counts[] = {1};
+/* Rows per sequence that can be captured: plain decoding has one; drafts to verify make more. */
+static const int32_t row_counts[] = {1, 2, 4, 8};
+
+/* Plain decoding is captured without outputs, with greedy ones, and with any draws; of several rows
+ * of a sequence the outputs differ from use to use, and follow the graph. */
+static const mm_step_graph forms[] = {{.draws = false},
+                                      {.draws = true, .draw = MM_DRAW_GREEDY},
+                                      {.draws = true, .draw = MM_DRAW_ANY}};
+
+static int32_t count_graphs(int32_t n_size, int32_t most_rows)
+{
+    int32_t n = (int32_t)MM_ARRAY_LEN(forms);
+    for (size_t i = 1; i < MM_ARRAY_LEN(row_counts) && row_counts[i] <= most_rows; i++)
+        n++;
+    return n_size * n;
+}
 
 int32_t mm_graph_sizes(int32_t *out, const int32_t *wanted, int32_t n_wanted, int32_t max_seqs,
                        int32_t max_rows)
@@ -25,11 +39,11 @@ int32_t mm_graph_sizes(int32_t *out, const int32_t *wanted, int32_t n_wanted, in
     return n;
 }
 
-int64_t mm_graphs_bytes(int32_t n_size, int32_t n_layer)
+int64_t mm_graphs_bytes(int32_t n_size, int32_t most_rows, int32_t n_layer)
 {
     /* a node and its parameters: about 8 KB of device memory, a dozen nodes a layer */
     const int64_t one = ((int64_t)1 << 20) + (int64_t)n_layer * 12 * 8192;
-    return n_size * 2 * (int64_t)MM_ARRAY_LEN(row_counts) * one;
+    return count_graphs(n_size, most_rows) * one;
 }
 
 const mm_step_graph *mm_graphs_find(const mm_graphs *g, const mm_batch *b)
@@ -44,10 +58,14 @@ const mm_step_graph *mm_graphs_find(const mm_graphs *g, const mm_batch *b)
     bool draws = b->n_out == b->n_seq;
     for (int32_t i = 0; i < b->n_out && draws; i++)
         draws = out[i].kind == MM_OUT_SAMPLE && out[i].n_top < 0 && !out[i].needs_work;
-    for (int32_t i = 0; i < g->n; i++)
-        if (g->item[i].n_seq >= b->n_seq && g->item[i].n_row == seq[0].n_row &&
-            g->item[i].draws == draws)
-            return &g->item[i];
+    draws = draws && seq[0].n_row == 1;
+    const int32_t draw = b->draw == MM_DRAW_GREEDY ? MM_DRAW_GREEDY : MM_DRAW_ANY;
+    for (int32_t i = 0; i < g->n; i++) {
+        const mm_step_graph *k = &g->item[i];
+        if (k->n_seq >= b->n_seq && k->n_row == seq[0].n_row && k->draws == draws &&
+            (!draws || k->draw == draw))
+            return k;
+    }
     return NULL;
 }
 
@@ -116,9 +134,13 @@ static mm_status run(mm_step_context *k, const mm_step_graph *g)
     seq.max_pos = k->model->shape.max_model_len;
     seq.is_decode = true;
     out.blob = k->buf->plain;
-    (void)mm_rank_result_lay(&r, k->buf->result, g->n_seq, 0, false);
+    const int64_t n_bytes = mm_rank_result_lay(&r, k->buf->result, g->n_seq, 0, false);
     MM_TRY(mm_step_forward(k, &seq, NULL));
-    return g->draws ? mm_step_draw(k, &out, g->n_seq, &r) : MM_OK;
+    if (!g->draws)
+        return MM_OK;
+    MM_TRY(mm_step_draw(k, &out, g->n_seq, g->draw, &r));
+    return k->backend->download_to(k->backend, k->model->ctx.stream, k->buf->host_at,
+                                   k->buf->result, (size_t)n_bytes);
 }
 
 static mm_status capture(mm_step_context *k, mm_step_graph *g)
@@ -138,36 +160,54 @@ static mm_status capture(mm_step_context *k, mm_step_graph *g)
     return be->graph_end(be, stream, &g->graph);
 }
 
-mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, int32_t n_size)
+/* Padding is sampled like anything else: greedily, so that it costs the least. */
+static mm_status set_padding(mm_step_context *k)
 {
     mm_backend *be = k->backend;
-    mm_stream *stream = k->model->ctx.stream;
-    void *blob = k->model->stage;
-    *g = (mm_graphs){.cap = n_size * 2 * (int32_t)MM_ARRAY_LEN(row_counts)};
+    const mm_slots *s = &k->buf->slots;
+    mm_slot_params *p = k->model->stage;
+    *p = (mm_slot_params){.top_p = 1, .repetition_penalty = 1};
+    MM_TRY(be->upload(be, k->model->ctx.stream, &s->params[s->n_slot - 1], p, sizeof *p));
+    return be->sync(be, k->model->ctx.stream);
+}
+
+/* All forms of one size. They run once first: the last one has the kernels of all of them. */
+static mm_status open_size(mm_graphs *g, mm_step_context *k, int32_t n_seq, int32_t n_row)
+{
+    mm_backend *be = k->backend;
+    const int32_t n_form = n_row == 1 ? (int32_t)MM_ARRAY_LEN(forms) : 1;
+    mm_step_graph item = forms[n_form - 1];
+    item.n_seq = n_seq;
+    item.n_row = n_row;
+    MM_TRY(mm_step_begin(k, make_batch(k, k->model->stage, 1, n_row), 0, &item));
+    MM_TRY(run(k, &item));
+    MM_TRY(be->sync(be, k->model->ctx.stream));
+    for (int32_t i = 0; i < n_form; i++) {
+        item.draws = forms[i].draws;
+        item.draw = forms[i].draw;
+        MM_ASSERT(g->n < g->cap);
+        g->item[g->n] = item;
+        MM_TRY(capture(k, &g->item[g->n]));
+        g->n++;
+    }
+    return MM_OK;
+}
+
+mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, int32_t n_size,
+                         int32_t most_rows)
+{
+    *g = (mm_graphs){.cap = count_graphs(n_size, most_rows)};
     g->item = calloc((size_t)(g->cap > 0 ? g->cap : 1), sizeof *g->item);
     if (g->item == NULL)
         return MM_FAIL(MM_E_NOMEM, "no host memory for %d graphs", g->cap);
     k->model->buf.n_read = (int64_t *)(void *)k->buf->result;
+    MM_TRY(set_padding(k));
     MM_TRY(put_plain(k));
-    for (size_t r = 0; r < MM_ARRAY_LEN(row_counts); r++)
+    for (size_t r = 0; r < MM_ARRAY_LEN(row_counts) && row_counts[r] <= most_rows; r++)
         for (int32_t i = 0; i < n_size; i++)
-            for (int32_t draws = 0; draws < 2; draws++) {
-                mm_step_graph *item = &g->item[g->n];
-                *item =
-                    (mm_step_graph){.n_seq = size[i], .n_row = row_counts[r], .draws = draws != 0};
-                if ((int64_t)item->n_seq * item->n_row > k->model->shape.max_rows)
-                    continue;
-                if (draws == 0) { /* the same kernels serve both */
-                    MM_TRY(mm_step_begin(k, make_batch(k, blob, 1, item->n_row), 0, item->n_seq));
-                    const mm_step_graph both = {
-                        .n_seq = item->n_seq, .n_row = item->n_row, .draws = true};
-                    MM_TRY(run(k, &both));
-                    MM_TRY(be->sync(be, stream));
-                }
-                MM_TRY(capture(k, item));
-                g->n++;
-            }
-    return be->sync(be, stream);
+            if ((int64_t)size[i] * row_counts[r] <= k->model->shape.max_rows)
+                MM_TRY(open_size(g, k, size[i], row_counts[r]));
+    return k->backend->sync(k->backend, k->model->ctx.stream);
 }
 
 void mm_graphs_close(mm_graphs *g, mm_backend *b)

@@ -1,8 +1,9 @@
 /* graph.h: captured decode steps. A graph holds the forward pass of n_seq sequences of n_row rows
- * each and, in its usual form, the logits and draws of one output per sequence. It reads lengths,
- * slots and tokens from the views in device memory, which `begin` fills for every step; a smaller
- * step is filled up with sequences of the reserved slot. All graphs are captured when the engine
- * opens: no step allocates. */
+ * each and, in its usual forms, the logits and draws of one output per sequence, and their way to
+ * the host: one form for steps
+ * that are greedy altogether, one for all others. It reads lengths, slots and tokens from the views
+ * in device memory, which `begin` fills for every step; a smaller step is filled up with sequences
+ * of the reserved slot. All graphs are captured when the engine opens: no step allocates. */
 #ifndef MM_GRAPH_H
 #define MM_GRAPH_H
 #include "csrc/engine/step.h"
@@ -12,11 +13,12 @@
 typedef struct mm_step_graph {
     int32_t n_seq, n_row; /* sequences; rows of each */
     bool draws;           /* logits and draws are in it */
+    int32_t draw;         /* enum mm_draw of these */
     mm_graph *graph;
 } mm_step_graph;
 
 typedef struct mm_graphs {
-    mm_step_graph *item; /* [n], ascending n_seq; each size with and without draws */
+    mm_step_graph *item; /* [n], ascending n_row, then n_seq; every form of each size */
     int32_t n, cap;
 } mm_graphs;
 
@@ -24,13 +26,14 @@ typedef struct mm_graphs {
  * ascending; writes at most MM_MAX_GRAPH_SIZES and returns how many. */
 int32_t mm_graph_sizes(int32_t *out, const int32_t *wanted, int32_t n_wanted, int32_t max_seqs,
                        int32_t max_rows);
-/* Device memory that the driver may take for them. */
-int64_t mm_graphs_bytes(int32_t n_size, int32_t n_layer);
+/* Device memory that the driver may take for them; steps of up to most_rows rows a sequence. */
+int64_t mm_graphs_bytes(int32_t n_size, int32_t most_rows, int32_t n_layer);
 /* Bytes of mm_rank_buffers.plain: a batch of max_seqs plain decodes. */
 int64_t mm_plain_bytes(int32_t max_seqs);
 /* Runs each size once (kernels are loaded on first use, which no capture may do), then captures it.
  */
-mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, int32_t n_size);
+mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, int32_t n_size,
+                         int32_t most_rows);
 void mm_graphs_close(mm_graphs *g, mm_backend *b);
 /* The smallest graph that takes this step; NULL: none (g may be NULL). */
 const mm_step_graph *mm_graphs_find(const mm_graphs *g, const mm_batch *batch);

@@ -262,15 +262,19 @@ static void plan_running(mm_scheduler *s, mm_plan *plan)
 {
     const int32_t n = s->n_running;
     const bool takes_turns = s->turn >= 0;
+    const int32_t first = takes_turns ? s->turn % n : 0;
     for (int32_t i = 0; i < n; i++)
-        s->order[i] = s->running[((takes_turns ? s->turn : 0) + i) % n];
+        s->order[i] = s->running[first + i < n ? first + i : first + i - n];
     const mm_request *left_out = NULL;
     const int32_t n_row_before = plan->n_row;
-    int32_t n_decode = 0;
+    int32_t n_decode = 0, n_prompt = 0;
     for (int pass = takes_turns ? 2 : 0; pass < 3 - !takes_turns; pass++) {
+        if (pass == 1 && n_prompt == 0)
+            break;
         for (int32_t i = 0; i < n; i++) {
             mm_request *r = s->order[i];
             const bool is_decode = r->n_planned >= r->n_prefill;
+            n_prompt += !is_decode;
             if (r->run_index < 0 || (pass == 0 && !is_decode) || (pass == 1 && is_decode))
                 continue;
             const bool has_room = is_decode ? plan_decode(s, plan, r) : plan_chunk(s, plan, r);

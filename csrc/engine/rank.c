@@ -1,5 +1,9 @@
 /* rank.c: the ranks' threads: opening (each on its own thread, while the caller's thread polls),
- * then a loop that starts posted batches and finishes started ones, oldest first. */
+ * then a loop that starts posted batches and finishes started ones, oldest first.
+ *
+ * A device must have its next step before it ends the one that runs. So a rank waits for a step
+ * only when the coordinator does: until then the coordinator may still post another one, which a
+ * rank that slept in a device's event could not start. */
 #include <pthread.h>
 #include <stdio.h>
 
@@ -36,7 +40,7 @@ struct mm_ranks {
     mm_ranks_options opt;
     mm_engine_options engine;
     int32_t n_rank, n_thread, run_ahead;
-    bool runs_here; /* one host rank, nothing planned ahead: a second thread would only cost time */
+    bool runs_here; /* one rank: another thread would only cost time */
     int64_t n_page;
     mm_rank *rank; /* [n_rank] */
     void *blob[MM_MAX_IN_FLIGHT];
@@ -46,6 +50,7 @@ struct mm_ranks {
     /* lock */
     const mm_batch *posted[MM_MAX_IN_FLIGHT];
     int64_t n_posted;
+    int64_t n_wanted; /* batches the coordinator waits for, or has */
     bool is_stopping, is_cancelled;
     int32_t n_idle; /* ranks that serve no more */
     uint8_t comm_id[128];
@@ -123,7 +128,8 @@ static int32_t own_memory(const mm_rank *k, mm_memory_line *line, int32_t n, int
         {"logits", kind, k->buf.logit_bytes},
         {"step buffers", kind, k->buf.step_bytes},
         {"captured graphs (estimate)", kind,
-         mm_graphs_bytes(k->n_graph_size, k->all->engine.config->n_layer)},
+         mm_graphs_bytes(k->n_graph_size, k->all->engine.graph_rows,
+                         k->all->engine.config->n_layer)},
         {"batches and results", "host", blobs + k->buf.host_bytes},
     };
     for (size_t i = 0; i < MM_ARRAY_LEN(own) && n < cap; i++)
@@ -238,14 +244,16 @@ static mm_status open_rank(mm_rank *k)
     if (k->index == 0) {
         r->n_page = k->n_page;
         r->run_ahead = run_ahead(k);
-        r->runs_here = r->n_rank == 1 && r->run_ahead == 0 && be->props.is_host;
+        /* a device queues steps and returns; a host computes them, which overlaps with nothing if
+         * nothing is planned ahead */
+        r->runs_here = r->n_rank == 1 && (!be->props.is_host || r->run_ahead == 0);
         for (int32_t i = 0; i <= r->run_ahead; i++)
             MM_TRY(be->alloc_host(be, &r->blob[i], (size_t)r->opt.max_blob));
     }
     if (k->n_graph_size > 0) {
         mm_step_context ctx = step_context(k);
         ctx.graphs = NULL;
-        MM_TRY(mm_graphs_open(&k->graphs, &ctx, k->graph_size, k->n_graph_size));
+        MM_TRY(mm_graphs_open(&k->graphs, &ctx, k->graph_size, k->n_graph_size, o->graph_rows));
     }
     return be->sync(be, k->model->ctx.stream);
 }
@@ -310,39 +318,32 @@ static void report(mm_rank *k, mm_status st)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Starts what is posted, finishes the oldest started, until stopped. */
+/* Starts what is posted, finishes the oldest started once it is wanted, until stopped. */
 static void serve(mm_rank *k)
 {
     mm_ranks *r = k->all;
     mm_step_context ctx = step_context(k);
     int64_t n_started = 0, n_finished = 0;
-    mm_status started[MM_MAX_IN_FLIGHT] = {MM_OK, MM_OK};
     for (;;) {
         pthread_mutex_lock(&r->lock);
-        while (r->n_posted == n_started && n_finished == n_started && !r->is_stopping)
+        while (r->n_posted == n_started && r->n_wanted <= n_finished && !r->is_stopping)
             pthread_cond_wait(&r->work, &r->lock);
         const bool has_new = r->n_posted > n_started;
-        const bool stop = r->is_stopping && !has_new && n_finished == n_started;
         const mm_batch *batch = has_new ? r->posted[n_started % MM_MAX_IN_FLIGHT] : NULL;
         pthread_mutex_unlock(&r->lock);
-        if (stop)
-            return;
-        if (batch != NULL) {
-            const int i = (int)(n_started % MM_MAX_IN_FLIGHT);
-            started[i] = mm_step_start(&ctx, batch, (int32_t)(n_started % k->buf.n_step));
-            n_started++;
-            if (started[i] != MM_OK) { /* its message must not be lost to the next call */
-                report(k, started[i]);
-                n_finished++;
-                return;
-            }
+        if (!has_new && n_finished == n_started)
+            return; /* stopping */
+        mm_status st;
+        if (has_new) {
+            st = mm_step_start(&ctx, batch, (int32_t)(n_started++ % k->buf.n_step));
+            if (st == MM_OK)
+                continue;
         } else {
-            const mm_status st = mm_step_finish(&ctx, (int32_t)(n_finished % k->buf.n_step));
-            n_finished++;
-            report(k, st);
-            if (st != MM_OK)
-                return;
+            st = mm_step_finish(&ctx, (int32_t)(n_finished++ % k->buf.n_step));
         }
+        report(k, st);
+        if (st != MM_OK) /* its message must not be lost to the next call */
+            return;
     }
 }
 
@@ -512,21 +513,28 @@ void *mm_ranks_blob(mm_ranks *r)
     return r->blob[r->n_posted % (r->run_ahead + 1)];
 }
 
-/* The step itself, in the caller's thread. */
-static void run_here(mm_rank *k, const mm_batch *batch)
+/* In the coordinator's thread, where one rank runs there. */
+static void start_here(mm_ranks *r, const mm_batch *batch)
 {
+    mm_rank *k = &r->rank[0];
     mm_step_context ctx = step_context(k);
-    mm_status st = mm_step_start(&ctx, batch, 0);
-    if (st == MM_OK)
-        st = mm_step_finish(&ctx, 0);
-    report(k, st);
+    const mm_status st = mm_step_start(&ctx, batch, (int32_t)(r->n_posted++ % k->buf.n_step));
+    if (st != MM_OK)
+        report(k, st);
+}
+
+static void finish_here(mm_ranks *r)
+{
+    mm_rank *k = &r->rank[0];
+    mm_step_context ctx = step_context(k);
+    if (!k->has_failed)
+        report(k, mm_step_finish(&ctx, (int32_t)(r->n_collected % k->buf.n_step)));
 }
 
 void mm_ranks_launch(mm_ranks *r, const mm_batch *batch)
 {
     if (r->runs_here) {
-        r->n_posted++;
-        run_here(&r->rank[0], batch);
+        start_here(r, batch);
         return;
     }
     pthread_mutex_lock(&r->lock);
@@ -539,7 +547,12 @@ void mm_ranks_launch(mm_ranks *r, const mm_batch *batch)
 mm_status mm_ranks_collect(mm_ranks *r, const mm_step_result **out)
 {
     bool has_failed = false;
+    if (r->runs_here)
+        finish_here(r);
     pthread_mutex_lock(&r->lock);
+    r->n_wanted = r->n_collected + 1;
+    if (!r->runs_here)
+        pthread_cond_broadcast(&r->work);
     for (int32_t i = 0; i < r->n_rank; i++) {
         while (r->rank[i].n_done <= r->n_collected && !has_failed) {
             for (int32_t j = 0; j < r->n_rank; j++)
@@ -565,6 +578,13 @@ mm_status mm_ranks_collect(mm_ranks *r, const mm_step_result **out)
     }
     *out = res;
     return MM_OK;
+}
+
+void mm_ranks_profile(mm_ranks *r, mm_profile_host_part part, double seconds)
+{
+    const int64_t n = part == MM_PROFILE_PLAN ? r->n_posted : r->n_collected - 1;
+    if (r->runs_here)
+        mm_profile_host(r->rank[0].model, (int32_t)(n % r->rank[0].buf.n_step), part, seconds);
 }
 
 int32_t mm_ranks_run_ahead(const mm_ranks *r)

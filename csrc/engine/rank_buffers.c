@@ -102,6 +102,7 @@ static void lay_all(layout *l, mm_rank_buffers *b, const mm_op_shape *shape,
     b->logit_bytes = l->used - b->slot_bytes;
     lay_views(l, b, &opt->limits);
     b->result = is_host ? NULL : take(l, result_bytes(&opt->limits), 1);
+    b->host_at = is_host ? NULL : take(l, 1, sizeof *b->host_at);
     b->plain = is_host ? NULL : take(l, mm_plain_bytes(opt->limits.max_seqs), 1);
     for (int32_t i = 0; i < b->n_step && !is_host; i++)
         b->step[i].blob = take(l, opt->max_blob, 1);

@@ -27,6 +27,7 @@ typedef struct mm_rank_buffers {
     mm_out_view out;
     float *logits, *work; /* [max_logit_rows, V] */
     uint8_t *result;      /* packed results on a device */
+    void **host_at;       /* device: where the running step's results go on the host */
     uint8_t *plain;       /* device: the batch that captured draws look at (graph.c) */
     mm_rank_step step[MM_MAX_IN_FLIGHT];
     int32_t n_step;

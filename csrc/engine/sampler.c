@@ -77,6 +77,14 @@ void mm_sampler_fill_slot(const mm_request *r, mm_batch_slot *out, mm_blob *blob
     };
 }
 
+int32_t mm_sampler_draw(const mm_request *r)
+{
+    const mm_request_params *p = &r->p;
+    if (p->temperature < 1e-5f)
+        return MM_DRAW_GREEDY;
+    return p->top_k <= 0 && p->top_p >= 1.0f ? MM_DRAW_UNFILTERED : MM_DRAW_ANY;
+}
+
 void mm_sampler_fill_draw(const mm_request *r, int32_t forced, mm_batch_out *out)
 {
     const mm_request_params *p = &r->p;

@@ -1,10 +1,15 @@
 /* step.c: see step.h. On host backends ops run as they are called and results need no copy. On a
- * device nothing here waits: the batch goes up on a stream of its own while the step before runs,
- * results come down in one piece, and an event says when. */
+ * device nothing here waits: results come down in one piece, and an event says when. A plain decode
+ * step's few KB of batch stay where they were built, in pinned memory, and `begin` takes them from
+ * there: a copy, an event and a wait cost the host more. Any other batch goes up on a stream of its
+ * own while the step before runs. */
 #include "csrc/engine/step.h"
 #include "csrc/engine/graph.h"
 #include "csrc/model/forward.h"
 #include "csrc/model/profile.h"
+
+/* Bytes of a batch that `begin` takes from the host: a decode step of 256 sequences has 20 KB. */
+enum { SMALL_BATCH = 32 << 10 };
 
 /* What a group of output rows needs, from the host's copy of the plan. */
 typedef struct group_needs {
@@ -35,28 +40,31 @@ static mm_status pull_trace(mm_step_context *k, const mm_batch *b, const mm_batc
     return mm_model_download_f32(k->model, to, k->buf->logits, MM_DTYPE_F32, n * V);
 }
 
-static mm_status draw_group(mm_step_context *k, const mm_out_view *out, int32_t first, int32_t n,
-                            mm_step_result *r)
+static mm_sample_args draw_args(mm_step_context *k, const mm_out_view *out, int32_t first,
+                                int32_t n, mm_step_result *r)
 {
-    const mm_sample_args a = {.logits = k->buf->logits,
-                              .work = k->buf->work,
-                              .slots = &k->buf->slots,
-                              .out = out,
-                              .first = first,
-                              .n = n,
-                              .commit = true,
-                              .token = r->token,
-                              .flag = r->flag};
-    return k->model->ops->sample(&k->model->ctx, &a);
+    return (mm_sample_args){.logits = k->buf->logits,
+                            .work = k->buf->work,
+                            .slots = &k->buf->slots,
+                            .out = out,
+                            .first = first,
+                            .n = n,
+                            .commit = true,
+                            .token = r->token,
+                            .flag = r->flag};
 }
 
-mm_status mm_step_draw(mm_step_context *k, const mm_out_view *out, int32_t n_out, mm_step_result *r)
+mm_status mm_step_draw(mm_step_context *k, const mm_out_view *out, int32_t n_out, int32_t draw,
+                       mm_step_result *r)
 {
     const int32_t most = k->model->shape.max_logit_rows;
     for (int32_t first = 0; first < n_out; first += most) {
         const int32_t n = (int32_t)mm_min_i64(most, n_out - first);
+        mm_sample_args a = draw_args(k, out, first, n, r);
+        a.draw = draw;
+        a.work_ends = true;
         MM_TRY(mm_model_logits(k->model, out->row + first, n, k->buf->logits));
-        MM_TRY(draw_group(k, out, first, n, r));
+        MM_TRY(k->model->ops->sample(&k->model->ctx, &a));
     }
     return MM_OK;
 }
@@ -71,8 +79,12 @@ static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_resu
         const group_needs need = look_at(out + first, n);
         MM_TRY(mm_model_logits(k->model, buf->out.row + first, n, buf->logits));
         MM_TRY(pull_trace(k, b, out + first, n));
-        if (need.draws)
-            MM_TRY(draw_group(k, &buf->out, first, n, r));
+        if (need.draws) {
+            mm_sample_args a = draw_args(k, &buf->out, first, n, r);
+            a.draw = b->draw;
+            a.work_ends = !need.work;
+            MM_TRY(k->model->ops->sample(&k->model->ctx, &a));
+        }
         if (need.scores || need.entries || need.work) {
             const mm_logprob_args a = {.logits = buf->logits,
                                        .work = need.draws ? buf->work : NULL,
@@ -92,13 +104,22 @@ static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_resu
     return MM_OK;
 }
 
-mm_status mm_step_begin(mm_step_context *k, const mm_batch *batch, int32_t i, int32_t pad_seqs)
+/* The batch of a captured step with draws is read by `begin` alone, and in a plain one it has
+ * little to read. */
+static bool stays_on_host(const mm_backend *be, const mm_batch *b, const mm_step_graph *g)
+{
+    return be->props.is_host || (be->props.reads_host && g != NULL && g->draws && b->n_slot == 0 &&
+                                 b->n_mask == 0 && b->n_bytes <= SMALL_BATCH);
+}
+
+mm_status mm_step_begin(mm_step_context *k, const mm_batch *batch, int32_t i,
+                        const mm_step_graph *g)
 {
     mm_backend *be = k->backend;
     mm_rank_step *s = &k->buf->step[i];
     const void *blob = batch;
-    if (!be->props.is_host) {
-        /* blob i was last read by the step before last, which the coordinator has collected */
+    /* either was last read by the step before last, which the coordinator has collected */
+    if (!stays_on_host(be, batch, g)) {
         MM_TRY(be->upload(be, k->copies, s->blob, batch, (size_t)batch->n_bytes));
         MM_TRY(be->event_record(be, s->sent, k->copies));
         MM_TRY(be->stream_wait(be, k->model->ctx.stream, s->sent));
@@ -109,15 +130,16 @@ mm_status mm_step_begin(mm_step_context *k, const mm_batch *batch, int32_t i, in
                                  .slots = &k->buf->slots,
                                  .seq = &k->buf->seq,
                                  .out = &k->buf->out,
-                                 .pad_seqs = pad_seqs};
+                                 .pad_seqs = g != NULL ? g->n_seq : 0,
+                                 .n_read = k->model->buf.n_read,
+                                 .host = s->host,
+                                 .host_at = k->buf->host_at};
     return k->model->ops->begin(&k->model->ctx, &begin);
 }
 
 mm_status mm_step_forward(mm_step_context *k, const mm_seq_view *seq, const mm_batch *batch)
 {
-    mm_model *m = k->model;
-    MM_TRY(k->backend->zero(k->backend, m->ctx.stream, m->buf.n_read, 2 * sizeof(int64_t)));
-    return mm_model_forward(m, seq, batch != NULL ? batch->trace : NULL,
+    return mm_model_forward(k->model, seq, batch != NULL ? batch->trace : NULL,
                             batch != NULL ? batch->trace_first : 0);
 }
 
@@ -131,6 +153,16 @@ static mm_status run_eager(mm_step_context *k, const mm_batch *batch)
     return mm_step_forward(k, &k->buf->seq, batch);
 }
 
+/* The host's time since *t belongs to a part of step i. */
+static void lap(mm_step_context *k, int32_t i, mm_profile_host_part part, double *t)
+{
+    if (k->model->profile == NULL)
+        return;
+    const double now = mm_now();
+    mm_profile_host(k->model, i, part, now - *t);
+    *t = now;
+}
+
 mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
 {
     mm_backend *be = k->backend;
@@ -138,10 +170,9 @@ mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
     const bool is_host = be->props.is_host;
     const mm_batch_out *out = mm_batch_at(batch, batch->out);
     s->result.step = batch->step;
-    s->result.t_begin = mm_now();
     MM_TRY(mm_profile_step_start(k->model, i, batch));
+    double t = s->result.t_begin = mm_now(); /* what a profile costs is not the step's */
     const mm_step_graph *g = mm_graphs_find(k->graphs, batch);
-    MM_TRY(mm_step_begin(k, batch, i, g != NULL ? g->n_seq : 0));
 
     /* A graph with outputs filled up the results of all its sequences. */
     const int64_t n_out = g != NULL && g->draws ? g->n_seq : batch->n_out;
@@ -150,18 +181,25 @@ mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
     mm_step_result r = {0};
     const int64_t n_bytes = mm_rank_result_lay(&r, base, n_out, batch->n_entry, chosen);
     k->model->buf.n_read = (int64_t *)(void *)base;
+    MM_TRY(mm_step_begin(k, batch, i, g));
+    lap(k, i, MM_PROFILE_BEGIN, &t);
     if (g != NULL)
         MM_TRY(be->graph_launch(be, g->graph, k->model->ctx.stream));
     else
         MM_TRY(run_eager(k, batch));
     if (g == NULL || !g->draws)
         MM_TRY(run_outputs(k, batch, &r));
+    lap(k, i, MM_PROFILE_RUN, &t);
     (void)mm_rank_result_lay(&s->result, s->host, n_out, batch->n_entry, chosen);
-    if (!is_host)
+    if (!is_host && (g == NULL || !g->draws)) /* a graph with draws sends them itself */
         MM_TRY(be->download(be, k->model->ctx.stream, s->host, base, (size_t)n_bytes));
+    const double before = mm_now();
     MM_TRY(mm_profile_step_end(k->model, i));
+    const double profiled = mm_now() - before;
     MM_TRY(be->event_record(be, s->done, k->model->ctx.stream));
-    s->result.t_launched = mm_now();
+    t += profiled;
+    lap(k, i, MM_PROFILE_RESULTS, &t);
+    s->result.t_launched = mm_now() - profiled;
     return MM_OK;
 }
 

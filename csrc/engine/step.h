@@ -5,6 +5,7 @@
 #include "csrc/engine/rank_buffers.h"
 
 struct mm_graphs;
+struct mm_step_graph;
 
 typedef struct mm_step_context {
     mm_backend *backend;
@@ -21,9 +22,13 @@ mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i);
 mm_status mm_step_finish(mm_step_context *k, int32_t i);
 
 /* The parts of mm_step_start that graphs are made of. */
-mm_status mm_step_begin(mm_step_context *k, const mm_batch *batch, int32_t i, int32_t pad_seqs);
+/* g: the graph that the step is filled up for, or NULL. */
+mm_status mm_step_begin(mm_step_context *k, const mm_batch *batch, int32_t i,
+                        const struct mm_step_graph *g);
 /* Forward pass of the rows in seq; a NULL batch has no trace. */
 mm_status mm_step_forward(mm_step_context *k, const mm_seq_view *seq, const mm_batch *batch);
-/* Logits and draws of n plain SAMPLE outputs; r: packed results on the device. */
-mm_status mm_step_draw(mm_step_context *k, const mm_out_view *out, int32_t n, mm_step_result *r);
+/* Logits and draws of n plain SAMPLE outputs, chosen as `draw` (enum mm_draw) says; r: packed
+ * results on the device. */
+mm_status mm_step_draw(mm_step_context *k, const mm_out_view *out, int32_t n, int32_t draw,
+                       mm_step_result *r);
 #endif

@@ -32,6 +32,9 @@ typedef struct mm_batch_seq {
 } mm_batch_seq;
 
 enum { MM_OUT_SAMPLE = 0, MM_OUT_SCORE = 1, MM_OUT_TRACE = 2 };
+/* How a step's SAMPLE rows choose, from what can be any to what is simplest: anyhow; drawn with
+ * neither top_k nor top_p, or greedy; greedy. */
+enum mm_draw { MM_DRAW_ANY = 0, MM_DRAW_UNFILTERED = 1, MM_DRAW_GREEDY = 2 };
 /* A row whose logits are needed. SAMPLE: draws the sequence's next token. SCORE: log-probabilities
  * of a known next token (prompt). TRACE: the row's logits go to the trace. */
 typedef struct mm_batch_out {
@@ -83,6 +86,7 @@ typedef struct mm_batch {
     int32_t n_seq, n_row, n_out, n_slot, n_page, n_mask;
     int32_t max_pos; /* largest position + 1 */
     int32_t is_decode;
+    int32_t draw;      /* enum mm_draw: the least simple of its SAMPLE rows */
     int64_t n_entry;   /* log-probability entries of the step */
     int64_t seq;       /* mm_batch_seq  [n_seq] */
     int64_t token;     /* i32           [n_row]; -1: last sampled of the slot; -1 - i: its draft i

@@ -26,12 +26,18 @@ typedef enum part {
     PART_LOGPROBS,
     PART_STEP, /* MM_PROFILE=2 */
     PART_IDLE,
+    PART_HOST_PLAN, /* and the following: mm_profile_host_part */
+    PART_HOST_BEGIN,
+    PART_HOST_RUN,
+    PART_HOST_RESULTS,
+    PART_HOST_COMMIT,
     N_PART
 } part;
 
 static const char *const part_name[N_PART] = {
-    "begin", "embed", "attn_in", "attn_sparse", "attn_dense", "attn_out", "mlp",
-    "moe",   "head",  "sample",  "logprobs",    "gpu_step",   "gpu_idle"};
+    "begin",    "embed",     "attn_in",    "attn_sparse", "attn_dense",   "attn_out",
+    "mlp",      "moe",       "head",       "sample",      "logprobs",     "gpu_step",
+    "gpu_idle", "host_plan", "host_begin", "host_run",    "host_results", "host_commit"};
 
 /* Steps of one shape. */
 typedef struct kind {
@@ -53,6 +59,7 @@ struct mm_profile_state {
     kind *current[RING];
     int32_t place[2]; /* of the steps in flight, in the ring */
     int64_t n_started;
+    double plan_s;        /* of the step that starts next */
     int32_t n_kind, last; /* last: place of the step that ended before, -1 none */
 };
 
@@ -133,6 +140,14 @@ static mm_status keep_busy(mm_model *m)
     return MM_OK;
 }
 
+static void add_host(kind *k, mm_profile_host_part which, double seconds)
+{
+    if (k == NULL || k->n_step < 0)
+        return;
+    k->seconds[PART_HOST_PLAN + (int)which] += seconds;
+    k->n_call[PART_HOST_PLAN + (int)which]++;
+}
+
 mm_status mm_profile_step_start(mm_model *m, int32_t i, const mm_batch *b)
 {
     struct mm_profile_state *p = m->profile;
@@ -141,11 +156,23 @@ mm_status mm_profile_step_start(mm_model *m, int32_t i, const mm_batch *b)
     const int32_t j = (int32_t)(p->n_started++ % RING);
     p->place[i] = j;
     p->current[j] = find_kind(p, b);
+    add_host(p->current[j], MM_PROFILE_PLAN, p->plan_s);
     if (!p->times_ops)
         return mark(m, 2 * j);
     MM_TRY(keep_busy(m));
     p->n_mark = 1;
     return mark(m, 0);
+}
+
+void mm_profile_host(mm_model *m, int32_t i, mm_profile_host_part which, double seconds)
+{
+    struct mm_profile_state *p = m->profile;
+    if (p == NULL || p->times_ops)
+        return;
+    if (which == MM_PROFILE_PLAN)
+        p->plan_s = seconds;
+    else
+        add_host(p->current[p->place[i]], which, seconds);
 }
 
 mm_status mm_profile_step_end(mm_model *m, int32_t i)
@@ -201,8 +228,8 @@ mm_status mm_profile_step_finish(mm_model *m, int32_t i)
 static void log_kind(const kind *k)
 {
     double total = 0;
-    for (int32_t i = 0; i < N_PART; i++)
-        total += i == PART_IDLE ? 0 : k->seconds[i];
+    for (int32_t i = 0; i < PART_IDLE; i++)
+        total += k->seconds[i];
     const double n = (double)k->n_step;
     for (int32_t i = 0; i < N_PART; i++) {
         /* idle time is known between two steps of one kind only */

@@ -47,6 +47,7 @@ static const mm_py_field option_fields[] = {
     OPTION(enable_prefix_cache, MM_PY_I32),
     OPTION(priority_policy, MM_PY_I32),
     OPTION(enforce_eager, MM_PY_I32),
+    OPTION(graph_rows, MM_PY_I32),
     OPTION(run_ahead, MM_PY_I32),
 };
 _Static_assert(sizeof(mm_dtype) == sizeof(int) && sizeof(mm_cache_format) == sizeof(int) &&

@@ -18,13 +18,17 @@ mm_status mm_cuda_attn_out(const mm_op_context *c, const mm_seq_view *seq,
                            const mm_attn_out_args *a)
 {
     const int64_t d = c->shape->d_model, width = a->wo->n_in;
+    mm_linear_slices slices = {};
     void *y;
     mm_cuda_start(c);
     if (seq->n_row < 1)
         return MM_OK;
     MM_TRY(mm_cuda_take(c, (size_t)seq->n_row * (size_t)d * sizeof(float), &y));
-    MM_TRY(mm_cuda_linear(c, a->wo, a->o, width, seq->n_row, MM_OUT_F32, y, d));
-    return a->gate != NULL
-               ? mm_cuda_branch_router(c, seq->n_row, (const float *)y, a)
-               : mm_cuda_branch_end(c, seq->n_row, (const float *)y, a->x, a->norm_w, a->h);
+    if (mm_branch_takes_slices(c->shape))
+        MM_TRY(mm_cuda_linear_slices(c, a->wo, a->o, width, seq->n_row, MM_OUT_F32, y, d, &slices));
+    else
+        MM_TRY(mm_cuda_linear(c, a->wo, a->o, width, seq->n_row, MM_OUT_F32, y, d));
+    const mm_branch_sum sum = mm_branch_sum_of((const float *)y, &slices);
+    return a->gate != NULL ? mm_cuda_branch_router(c, seq->n_row, &sum, a)
+                           : mm_cuda_branch_sum_end(c, seq->n_row, &sum, a->x, a->norm_w, a->h);
 }

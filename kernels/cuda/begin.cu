@@ -4,7 +4,11 @@
  * sequences, outputs, pages and masks. In it nothing reads what it writes, so the order slots,
  * pages, masks, sequences, outputs needs no barrier: outputs look sequences and tokens up in the
  * blob, and a sequence that starts at its slot's n_ctx expands its positions itself, before n_ctx
- * moves on. */
+ * moves on.
+ *
+ * The batch of a plain decode step lies in host memory, microseconds away. A small one travels with
+ * the launch, as an argument of the kernel; of a larger one a thread asks for all it needs at once,
+ * guessing that row, sequence and output i belong together. */
 #include "kernels/cuda/kernels.h"
 
 enum { SLOT_THREADS = 512, EXPAND_THREADS = 256 };
@@ -20,6 +24,8 @@ struct begin_run {
     int32_t *out_row, *out_slot, *out_lane, *out_kind, *out_token, *out_row_token;
     int32_t *out_mode, *out_n_top, *out_n_list;
     int64_t *out_entry, *out_list;
+    int64_t *n_read;
+    void *host, **host_at;
 };
 
 /* ---------------------------------------------------------------- slots */
@@ -129,9 +135,13 @@ static __global__ void __launch_bounds__(SLOT_THREADS) begin_slots(begin_run x)
 
 /* ---------------------------------------------------------------- views */
 
-/* The sequence of row t: the last one whose first row is not after it. */
-MM_DEV_FN int32_t find_seq(const mm_batch_seq *seq, int32_t n_seq, int32_t t)
+/* The sequence of row t: the last one whose first row is not after it. `guess` is looked at first.
+ */
+MM_DEV_FN int32_t find_seq(const mm_batch_seq *seq, int32_t n_seq, int32_t t, int32_t guess,
+                           const mm_batch_seq &guessed)
 {
+    if (t >= guessed.row_start && t < guessed.row_start + guessed.n_row)
+        return guess;
     int32_t low = 0, high = n_seq;
     while (high - low > 1) {
         const int32_t mid = (low + high) / 2;
@@ -153,11 +163,16 @@ MM_DEV_FN void expand_row(const begin_run &x, int32_t t)
         return;
     }
     const mm_batch_seq *seq = (const mm_batch_seq *)(x.blob + x.at_seq);
-    const int32_t i = find_seq(seq, x.n_seq, t);
+    const int32_t guess = min(t / max(1, x.n_row / x.n_seq), x.n_seq - 1);
+    mm_batch_seq q = seq[guess];
+    const int32_t token = ((const int32_t *)(x.blob + x.at_token))[t];
+    const int32_t i = find_seq(seq, x.n_seq, t, guess, q);
+    if (i != guess)
+        q = seq[i];
     x.row_seq[t] = i;
-    x.token[t] = ((const int32_t *)(x.blob + x.at_token))[t];
-    if (seq[i].pos >= 0)
-        x.pos[t] = seq[i].pos + (t - seq[i].row_start);
+    x.token[t] = token;
+    if (q.pos >= 0)
+        x.pos[t] = q.pos + (t - q.row_start);
 }
 
 MM_DEV_FN void expand_seq(const begin_run &x, int32_t i)
@@ -194,9 +209,17 @@ MM_DEV_FN void expand_out(const begin_run &x, int32_t i)
     mm_batch_out o;
     int32_t slot = x.s.n_slot - 1, row_token = 0;
     if (i < x.n_out) {
+        const mm_batch_seq *seq = (const mm_batch_seq *)(x.blob + x.at_seq);
+        const int32_t *token = (const int32_t *)(x.blob + x.at_token);
+        const int32_t i_seq = min(i, x.n_seq - 1), i_row = min(i, x.n_row - 1);
         o = ((const mm_batch_out *)(x.blob + x.at_out))[i];
-        slot = ((const mm_batch_seq *)(x.blob + x.at_seq))[o.seq].slot;
-        row_token = input_token(x.s, slot, ((const int32_t *)(x.blob + x.at_token))[o.row]);
+        slot = seq[i_seq].slot;
+        row_token = token[i_row];
+        if (o.seq != i_seq)
+            slot = seq[o.seq].slot;
+        if (o.row != i_row)
+            row_token = token[o.row];
+        row_token = input_token(x.s, slot, row_token);
     } else { /* the last row of a sequence of padding */
         o.row = x.n_row + (i - x.n_out + 1) * x.rows_each - 1;
         o.kind = MM_OUT_SAMPLE;
@@ -237,11 +260,13 @@ static __host__ __device__ inline int32_t blocks_of(int32_t n)
     return (n + EXPAND_THREADS - 1) / EXPAND_THREADS;
 }
 
-static __global__ void __launch_bounds__(EXPAND_THREADS) begin_expand(begin_run x)
+MM_DEV_FN void expand(const begin_run &x) /* block */
 {
-    mm_pdl_wait();
-    mm_pdl_trigger();
     int32_t b = (int32_t)blockIdx.x;
+    if (b == 0 && threadIdx.x < 2 && x.n_read != NULL)
+        x.n_read[threadIdx.x] = 0;
+    if (b == 0 && threadIdx.x == 0 && x.host_at != NULL)
+        *x.host_at = x.host;
     if (b < x.n_mask) {
         set_mask(x, b);
         return;
@@ -262,6 +287,36 @@ static __global__ void __launch_bounds__(EXPAND_THREADS) begin_expand(begin_run 
         const mm_batch_page p = ((const mm_batch_page *)(x.blob + x.at_page))[i];
         x.s.page_table[(int64_t)p.slot * x.s.page_stride + p.block] = p.page;
     }
+}
+
+static __global__ void __launch_bounds__(EXPAND_THREADS) begin_expand(begin_run x)
+{
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    expand(x);
+}
+
+/* A launch has 4 KB for its arguments on every device and driver. */
+enum { FEW_BYTES = 1024, SOME_BYTES = 3584 };
+template <int N> struct begin_carried {
+    begin_run x; /* its blob is not used */
+    uint4 blob[N / 16];
+};
+static_assert(sizeof(begin_carried<SOME_BYTES>) <= 4096, "more than a launch takes");
+
+template <int N>
+static __global__ void __launch_bounds__(EXPAND_THREADS)
+    begin_expand_carried(const __grid_constant__ begin_carried<N> a)
+{
+    __shared__ uint4 blob[N / 16];
+    for (int32_t i = (int32_t)threadIdx.x; i < N / 16; i += EXPAND_THREADS)
+        blob[i] = a.blob[i];
+    __syncthreads();
+    begin_run x = a.x;
+    x.blob = (const uint8_t *)blob;
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    expand(x);
 }
 
 /* ---------------------------------------------------------------- the op */
@@ -332,7 +387,19 @@ static begin_run describe(const mm_op_context *c, const mm_begin_args *a)
     x.out_n_list = (int32_t *)o->n_list;
     x.out_entry = (int64_t *)o->entry;
     x.out_list = (int64_t *)o->list;
+    x.n_read = a->n_read;
+    x.host = a->host;
+    x.host_at = a->host_at;
     return x;
+}
+
+template <int N>
+static mm_status carry(const mm_op_context *c, const begin_run &x, const mm_batch *b, dim3 grid)
+{
+    begin_carried<N> a;
+    a.x = x;
+    memcpy(a.blob, b, (size_t)b->n_bytes);
+    return mm_launch(c, "begin_expand", begin_expand_carried<N>, grid, dim3(EXPAND_THREADS), 0, a);
 }
 
 mm_status mm_cuda_begin(const mm_op_context *c, const mm_begin_args *a)
@@ -353,8 +420,11 @@ mm_status mm_cuda_begin(const mm_op_context *c, const mm_begin_args *a)
                          dim3(SLOT_THREADS), 0, x));
     const int32_t n_block = x.n_mask + blocks_of(x.n_row_all) + blocks_of(x.n_seq_all) +
                             blocks_of(x.n_out_all) + blocks_of(x.n_page);
-    if (n_block == 0)
-        return MM_OK;
-    return mm_launch(c, "begin_expand", begin_expand, dim3((unsigned)n_block), dim3(EXPAND_THREADS),
-                     0, x);
+    const dim3 grid((unsigned)(n_block > 0 ? n_block : 1));
+    const bool is_here = a->blob == (const void *)b; /* the whole batch, in host memory */
+    if (is_here && b->n_bytes <= FEW_BYTES)
+        return carry<FEW_BYTES>(c, x, b, grid);
+    if (is_here && b->n_bytes <= SOME_BYTES)
+        return carry<SOME_BYTES>(c, x, b, grid);
+    return mm_launch(c, "begin_expand", begin_expand, grid, dim3(EXPAND_THREADS), 0, x);
 }

@@ -5,14 +5,16 @@
 #include "kernels/cuda/branch.h"
 #include "kernels/cuda/branch_row.h"
 
-enum { BRANCH_END = 0, BRANCH_ROUND, BRANCH_STORE };
-#define BRANCH_SLOTS 8       /* most experts of a row */
+/* What a kernel does with the sum: ends the branch, or the same with the sum after the all-reduce;
+ * rounds it for the all-reduce; stores it. */
+enum { BRANCH_END = 0, BRANCH_END_ROUNDED, BRANCH_ROUND, BRANCH_STORE };
 #define BRANCH_MOST_PIECES 8 /* of a thread: d_model up to 16384 */
+#define BRANCH_ANY (-1)      /* slots: as many as there are, one after the other */
 
 typedef struct mm_branch_args {
     mm_branch_sum sum;
-    const uint16_t *rounded; /* not NULL: R itself, after the all-reduce */
-    int32_t d, mode;
+    const uint16_t *rounded; /* BRANCH_END_ROUNDED: [n_row, d] */
+    int32_t d;
     float eps;
     uint16_t *x, *h;
     const float *norm_w;
@@ -20,152 +22,190 @@ typedef struct mm_branch_args {
     float *acc_out;  /* BRANCH_STORE */
 } mm_branch_args;
 
-/* What one piece of four columns is the sum of. Rows of experts that do not count are loaded too:
- * the loads then wait for nothing, and lie inside `part`. */
-template <int SLOTS> struct mm_branch_terms {
-    float4 acc, part[SLOTS + 1], shared;
+/* Where row t of the sum's terms begins for this thread, and what counts of it. */
+template <int SLOTS> struct mm_branch_source {
+    const float *acc, *part, *shared;   /* its first column; acc, shared: or NULL */
+    float gain[SLOTS < 1 ? 1 : SLOTS];  /* routed_scale * weight */
+    bool counts[SLOTS < 1 ? 1 : SLOTS]; /* of the slots */
+    const int32_t *experts;             /* of the row */
+    const float *weights;
 };
 
 template <int SLOTS>
-MM_DEV_FN void branch_load(const mm_branch_sum &s, int64_t t, int d, int col,
-                           mm_branch_terms<SLOTS> *v)
+MM_DEV_FN mm_branch_source<SLOTS> branch_source(const mm_branch_sum &s, int64_t t, int d, int col)
+{
+    mm_branch_source<SLOTS> v;
+    v.acc = s.acc != NULL ? s.acc + t * d + col : NULL;
+    v.shared = s.shared != NULL ? s.shared + t * d + col : NULL;
+    if (SLOTS != 0) {
+        v.part = s.part + t * s.n_slot * d + col;
+        v.experts = s.experts + t * s.n_slot;
+        v.weights = s.weights + t * s.n_slot;
+    }
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++) {
+        const int expert = v.experts[j];
+        v.gain[j] = s.routed_scale * v.weights[j];
+        v.counts[j] = expert >= s.first && expert < s.last;
+    }
+    return v;
+}
+
+MM_DEV_FN float4 branch_fma(float gain, float4 u, float4 y)
+{
+    return make_float4(fmaf(gain, u.x, y.x), fmaf(gain, u.y, y.y), fmaf(gain, u.z, y.z),
+                       fmaf(gain, u.w, y.w));
+}
+MM_DEV_FN float4 branch_float4(const float *p)
+{
+    return *(const float4 *)(const void *)p;
+}
+
+/* The terms of one piece of four columns. Rows of experts that do not count are loaded too: the
+ * loads then wait for nothing, and lie inside `part`. */
+template <int SLOTS, int MORE> struct mm_branch_terms {
+    float4 acc, part[SLOTS < 1 ? 1 : SLOTS], shared, more[MORE < 1 ? 1 : MORE];
+};
+
+template <int SLOTS, int MORE>
+MM_DEV_FN void branch_load(const mm_branch_sum &sum, const mm_branch_source<SLOTS> &s, int at,
+                           int d, mm_branch_terms<SLOTS, MORE> *v)
 {
     v->acc = v->shared = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (s.acc != NULL)
-        v->acc = *(const float4 *)(const void *)(s.acc + t * d + col);
+        v->acc = branch_float4(s.acc + at);
 #pragma unroll
-    for (int j = 0; j < SLOTS; j++) {
-        if (j < s.n_slot)
-            v->part[j] = *(const float4 *)(const void *)(s.part + (t * s.n_slot + j) * d + col);
+    for (int k = 0; k < MORE; k++) {
+        if (k < sum.n_more)
+            v->more[k] = branch_float4(s.acc + (k + 1) * sum.more_stride + at);
     }
-    if (s.shared != NULL)
-        v->shared = *(const float4 *)(const void *)(s.shared + t * d + col);
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++)
+        v->part[j] = branch_float4(s.part + at + j * d);
+    if (SLOTS != 0 && s.shared != NULL)
+        v->shared = branch_float4(s.shared + at);
 }
 
-/* gain: of each slot; use: bit j where slot j counts. */
-template <int SLOTS>
-MM_DEV_FN float4 branch_value(const mm_branch_sum &s, const mm_branch_terms<SLOTS> &v,
-                              const float *gain, uint32_t use)
+template <int SLOTS, int MORE>
+MM_DEV_FN float4 branch_value(const mm_branch_sum &sum, const mm_branch_source<SLOTS> &s,
+                              const mm_branch_terms<SLOTS, MORE> &v, int at, int d)
 {
     float4 y = v.acc;
 #pragma unroll
-    for (int j = 0; j < SLOTS; j++) {
-        const float4 u = v.part[j];
-        if ((use >> j & 1) != 0)
-            y.x += gain[j] * u.x, y.y += gain[j] * u.y, y.z += gain[j] * u.z, y.w += gain[j] * u.w;
+    for (int k = 0; k < MORE; k++) {
+        if (k < sum.n_more)
+            y.x += v.more[k].x, y.y += v.more[k].y, y.z += v.more[k].z, y.w += v.more[k].w;
     }
-    if (s.shared != NULL)
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++) {
+        if (s.counts[j])
+            y = branch_fma(s.gain[j], v.part[j], y);
+    }
+    if (SLOTS == BRANCH_ANY) {
+        for (int j = 0; j < sum.n_slot; j++) {
+            if (s.experts[j] >= sum.first && s.experts[j] < sum.last)
+                y = branch_fma(sum.routed_scale * s.weights[j],
+                               branch_float4(s.part + at + (int64_t)j * d), y);
+        }
+    }
+    if (SLOTS != 0 && s.shared != NULL)
         y.x += v.shared.x, y.y += v.shared.y, y.z += v.shared.z, y.w += v.shared.w;
     return y;
 }
 
-/* grid n_row; block mm_branch_threads(d). PIECES of four columns of a thread, GROUP of them loaded
- * together. */
-template <int SLOTS, int PIECES, int GROUP>
+/* grid n_row; block mm_branch_threads(d). PIECES of four columns of a thread. */
+template <int MODE, int SLOTS, int MORE, int PIECES>
 static __global__ void __launch_bounds__(MM_BRANCH_THREADS) mm_branch_kernel(const mm_branch_args p)
 {
     __shared__ float warp_sum[MM_BRANCH_THREADS / 32];
-    const int64_t t = blockIdx.x, at = t * p.d;
+    enum {
+        IS_END = MODE == BRANCH_END || MODE == BRANCH_END_ROUNDED,
+        IS_EARLY = IS_END && PIECES <= MM_BRANCH_PIECES /* the weight stays in registers */
+    };
     const int first = (int)threadIdx.x * 4, step = (int)blockDim.x * 4;
-    const bool is_end = p.mode == BRANCH_END, is_early = PIECES <= MM_BRANCH_PIECES;
+    const int64_t t = blockIdx.x, at = t * p.d + first; /* of this thread */
+    mm_pdl_trigger(); /* what comes next may fetch its weights meanwhile */
     float4 w[PIECES], sum[PIECES];
-    if (is_end && is_early) {
+    if (IS_EARLY) {
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
             if (first + j * step < p.d)
-                w[j] = *(const float4 *)(const void *)(p.norm_w + first + j * step);
+                w[j] = branch_float4(p.norm_w + first + j * step);
         }
     }
     mm_pdl_wait();
-    mm_pdl_trigger();
-    int32_t expert[SLOTS + 1];
-    float gain[SLOTS + 1];
+    uint2 x[PIECES], rounded[PIECES];
+    mm_branch_terms<SLOTS, MORE> term[PIECES];
+    const mm_branch_source<SLOTS> source = branch_source<SLOTS>(p.sum, t, p.d, first);
 #pragma unroll
-    for (int j = 0; j < SLOTS; j++) {
-        expert[j] = j < p.sum.n_slot ? p.sum.experts[t * p.sum.n_slot + j] : -1;
-        gain[j] = j < p.sum.n_slot ? p.sum.weights[t * p.sum.n_slot + j] : 0.0f;
+    for (int j = 0; j < PIECES; j++) {
+        if (first + j * step >= p.d)
+            continue;
+        if (IS_END)
+            x[j] = *(const uint2 *)(const void *)(p.x + at + j * step);
+        if (MODE == BRANCH_END_ROUNDED)
+            rounded[j] = *(const uint2 *)(const void *)(p.rounded + at + j * step);
+        else
+            branch_load<SLOTS, MORE>(p.sum, source, j * step, p.d, &term[j]);
     }
     float square = 0.0f;
 #pragma unroll
-    for (int j0 = 0; j0 < PIECES; j0 += GROUP) {
-        mm_branch_terms<SLOTS> term[GROUP];
-        uint2 x[GROUP];
-#pragma unroll
-        for (int j = 0; j < GROUP; j++) {
-            const int i = first + (j0 + j) * step;
-            if (i >= p.d)
-                continue;
-            if (is_end)
-                x[j] = *(const uint2 *)(const void *)(p.x + at + i);
-            if (p.rounded != NULL)
-                term[j].acc = mm_bf16x4_f32(*(const uint2 *)(const void *)(p.rounded + at + i));
-            else
-                branch_load<SLOTS>(p.sum, t, p.d, i, &term[j]);
-        }
-        uint32_t use = 0;
-        float scaled[SLOTS + 1];
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++) {
-            scaled[j] = p.sum.routed_scale * gain[j];
-            use |= (uint32_t)(expert[j] >= p.sum.first && expert[j] < p.sum.last) << j;
-        }
-#pragma unroll
-        for (int j = 0; j < GROUP; j++) {
-            const int i = first + (j0 + j) * step;
-            if (i >= p.d)
-                continue;
-            const float4 y =
-                p.rounded != NULL ? term[j].acc : branch_value<SLOTS>(p.sum, term[j], scaled, use);
-            if (p.mode == BRANCH_STORE) {
-                *(float4 *)(void *)(p.acc_out + at + i) = y;
-            } else if (p.mode == BRANCH_ROUND) {
-                *(uint2 *)(void *)(p.r_out + at + i) = mm_f32_bf16x4(y);
-            } else {
-                sum[j0 + j] = mm_branch_add(x[j], y, &square);
-                *(uint2 *)(void *)(p.x + at + i) = mm_f32_bf16x4(sum[j0 + j]);
-            }
+    for (int j = 0; j < PIECES; j++) {
+        if (first + j * step >= p.d)
+            continue;
+        const float4 y = MODE == BRANCH_END_ROUNDED
+                             ? mm_bf16x4_f32(rounded[j])
+                             : branch_value<SLOTS, MORE>(p.sum, source, term[j], j * step, p.d);
+        if (MODE == BRANCH_STORE) {
+            *(float4 *)(void *)(p.acc_out + at + j * step) = y;
+        } else if (MODE == BRANCH_ROUND) {
+            *(uint2 *)(void *)(p.r_out + at + j * step) = mm_f32_bf16x4(y);
+        } else {
+            sum[j] = mm_branch_add(x[j], y, &square);
+            *(uint2 *)(void *)(p.x + at + j * step) = mm_f32_bf16x4(sum[j]);
         }
     }
-    if (!is_end)
+    if (!IS_END)
         return;
     const float r = mm_branch_scale(square, p.d, p.eps, warp_sum);
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
-        const int i = first + j * step;
-        if (i >= p.d)
+        if (first + j * step >= p.d)
             continue;
-        if (!is_early)
-            w[j] = *(const float4 *)(const void *)(p.norm_w + i);
-        *(uint2 *)(void *)(p.h + at + i) = mm_branch_norm(sum[j], r, w[j]);
+        if (!IS_EARLY)
+            w[j] = branch_float4(p.norm_w + first + j * step);
+        *(uint2 *)(void *)(p.h + at + j * step) = mm_branch_norm(sum[j], r, w[j]);
     }
 }
 
-template <int PIECES>
-static mm_status launch_pieces(const mm_op_context *c, int32_t n_row, const mm_branch_args *p)
-{
-    const int all = PIECES <= MM_BRANCH_PIECES ? PIECES : 1;
-    const dim3 grid((unsigned)n_row), block((unsigned)mm_branch_threads(p->d));
-    if (p->sum.n_slot == 0)
-        return mm_launch(c, "branch", mm_branch_kernel<0, PIECES, all>, grid, block, 0, *p);
-    if (p->sum.n_slot <= 4)
-        return mm_launch(c, "branch_experts", mm_branch_kernel<4, PIECES, all>, grid, block, 0, *p);
-    return mm_launch(c, "branch_experts", mm_branch_kernel<BRANCH_SLOTS, PIECES, 1>, grid, block, 0,
-                     *p);
-}
-
+/* A thread's pieces and loads of four experts and one kind of sum are known; others loop. */
+template <int MODE>
 static mm_status launch(const mm_op_context *c, int32_t n_row, const mm_branch_args *p)
 {
-    if (p->sum.n_slot > BRANCH_SLOTS)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED, "cuda: %d experts a row; at most %d",
-                            (int)p->sum.n_slot, BRANCH_SLOTS);
-    const int32_t most = MM_BRANCH_THREADS * 4 * BRANCH_MOST_PIECES;
+    const int32_t most = MM_BRANCH_THREADS * 4 * BRANCH_MOST_PIECES, n_slot = p->sum.n_slot;
     if (p->d % 4 != 0 || p->d > most)
         return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
                             "cuda: d_model is %d; the norm takes multiples of 4 up to %d",
                             (int)p->d, (int)most);
-    return p->d <= MM_BRANCH_THREADS * 4 * MM_BRANCH_PIECES
-               ? launch_pieces<MM_BRANCH_PIECES>(c, n_row, p)
-               : launch_pieces<BRANCH_MOST_PIECES>(c, n_row, p);
+    const dim3 grid((unsigned)n_row), block((unsigned)mm_branch_threads(p->d));
+    const bool is_usual = p->d <= MM_BRANCH_THREADS * 4 * MM_BRANCH_PIECES;
+    if constexpr (MODE != BRANCH_END_ROUNDED) {
+        if (p->sum.n_more > 0)
+            return mm_launch(c, "branch_slices",
+                             mm_branch_kernel<MODE, 0, MM_LINEAR_SLICES - 1, MM_BRANCH_PIECES>,
+                             grid, block, 0, *p);
+        if (n_slot == 4 && is_usual)
+            return mm_launch(c, "branch_experts", mm_branch_kernel<MODE, 4, 0, MM_BRANCH_PIECES>,
+                             grid, block, 0, *p);
+        if (n_slot > 0)
+            return mm_launch(c, "branch_experts",
+                             mm_branch_kernel<MODE, BRANCH_ANY, 0, BRANCH_MOST_PIECES>, grid, block,
+                             0, *p);
+    }
+    return is_usual ? mm_launch(c, "branch", mm_branch_kernel<MODE, 0, 0, MM_BRANCH_PIECES>, grid,
+                                block, 0, *p)
+                    : mm_launch(c, "branch", mm_branch_kernel<MODE, 0, 0, BRANCH_MOST_PIECES>, grid,
+                                block, 0, *p);
 }
 
 mm_status mm_cuda_branch_sum_end(const mm_op_context *c, int32_t n_row, const mm_branch_sum *sum,
@@ -184,13 +224,12 @@ mm_status mm_cuda_branch_sum_end(const mm_op_context *c, int32_t n_row, const mm
         void *r;
         MM_TRY(mm_cuda_take(c, 2 * (size_t)n, &r));
         p.r_out = (uint16_t *)r;
-        p.mode = BRANCH_ROUND;
-        MM_TRY(launch(c, n_row, &p));
+        MM_TRY(launch<BRANCH_ROUND>(c, n_row, &p));
         MM_TRY(c->comm->all_reduce(c->comm, c->stream, r, MM_DTYPE_BF16, n));
         p.rounded = (const uint16_t *)r;
+        return launch<BRANCH_END_ROUNDED>(c, n_row, &p);
     }
-    p.mode = BRANCH_END;
-    return launch(c, n_row, &p);
+    return launch<BRANCH_END>(c, n_row, &p);
 }
 
 mm_status mm_cuda_branch_sum_store(const mm_op_context *c, int32_t n_row, const mm_branch_sum *sum,
@@ -199,9 +238,8 @@ mm_status mm_cuda_branch_sum_store(const mm_op_context *c, int32_t n_row, const 
     mm_branch_args p = {};
     p.sum = *sum;
     p.d = c->shape->d_model;
-    p.mode = BRANCH_STORE;
     p.acc_out = acc;
-    return launch(c, n_row, &p);
+    return launch<BRANCH_STORE>(c, n_row, &p);
 }
 
 mm_status mm_cuda_branch_end(const mm_op_context *c, int32_t n_row, const float *y, void *x,

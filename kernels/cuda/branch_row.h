@@ -26,15 +26,10 @@ MM_DEV_FN uint2 mm_f32_bf16x4(float4 v)
 /* x + r(y); square: the thread's sum of squares so far. */
 MM_DEV_FN float4 mm_branch_add(uint2 x, float4 y, float *square)
 {
+    const float4 r = mm_bf16x4_f32(mm_f32_bf16x4(y));
     float4 s = mm_bf16x4_f32(x);
-    s.x += mm_round_bf16(y.x), s.y += mm_round_bf16(y.y);
-    s.z += mm_round_bf16(y.z), s.w += mm_round_bf16(y.w);
-    float q = *square;
-    q += s.x * s.x;
-    q += s.y * s.y;
-    q += s.z * s.z;
-    q += s.w * s.w;
-    *square = q;
+    s.x += r.x, s.y += r.y, s.z += r.z, s.w += r.w;
+    *square = fmaf(s.w, s.w, fmaf(s.z, s.z, fmaf(s.y, s.y, fmaf(s.x, s.x, *square))));
     return s;
 }
 /* 1 / rms, by all threads of the block. */

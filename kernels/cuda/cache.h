@@ -99,8 +99,7 @@ template <int F> MM_DEV_FN uint2 mm_cache_encode4(const float x[4], uint32_t *sc
         codes.x = mm_f32x2_bf16x2(x[0], x[1]);
         codes.y = mm_f32x2_bf16x2(x[2], x[3]);
     } else if (F == MM_CACHE_FP8) {
-        codes.x = mm_f32_e4m3(x[0]) | mm_f32_e4m3(x[1]) << 8 | mm_f32_e4m3(x[2]) << 16 |
-                  mm_f32_e4m3(x[3]) << 24;
+        codes.x = mm_f32x2_e4m3x2(x[0], x[1]) | mm_f32x2_e4m3x2(x[2], x[3]) << 16;
     } else {
         float amax = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
         uint32_t bad = (uint32_t)(x[0] != x[0] || x[1] != x[1] || x[2] != x[2] || x[3] != x[3]);

@@ -55,10 +55,12 @@ MM_DEV_FN int mm_work_find(const int *prefix, int n, int u)
     }
     return low;
 }
-/* First unit of block b of n_block. */
-MM_DEV_FN int mm_work_first(int n_unit, int b, int n_block)
+/* First unit of block (or warp) b of n, n < 65536: n_unit * b / n in 32 bits. */
+MM_DEV_FN int mm_work_first(int n_unit, int b, int n)
 {
-    return (int)((int64_t)n_unit * b / n_block);
+    const uint32_t all = (uint32_t)n_unit, each = all / (uint32_t)n,
+                   left = all - each * (uint32_t)n;
+    return (int)(each * (uint32_t)b + left * (uint32_t)b / (uint32_t)n);
 }
 
 /* index_decode.cu: scores of every block b < pos / MM_PAGE of rows [first, first + n) of the step,

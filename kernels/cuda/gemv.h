@@ -217,11 +217,14 @@ MM_DEV_FN void mm_gemv_step(const mm_gemv_codes<FORMAT> &c, int step, const uint
         const uint4 v = c.frag[step / 4];
         const int s = step % 4;
         const uint2 scale = c.scale[step / 4];
-        mm_frag_nvfp4(s == 0   ? v.x
-                      : s == 1 ? v.y
-                      : s == 2 ? v.z
-                               : v.w,
-                      mm_frag_scale_pair(scale.x, s), mm_frag_scale_pair(scale.y, s), a);
+        const uint32_t codes = s == 0 ? v.x : s == 1 ? v.y : s == 2 ? v.z : v.w;
+        /* the two steps of a pair share these */
+        const uint32_t two = mm_frag_scale_two(scale.x, s / 2);
+        const uint32_t two_8 = mm_frag_scale_two(scale.y, s / 2);
+        if (s % 2 == 0)
+            mm_frag_nvfp4_half<0>(codes, two, two_8, a);
+        else
+            mm_frag_nvfp4_half<1>(codes, two, two_8, a);
         mm_mma_bf16(d, a, b);
     } else if (FORMAT == MM_WEIGHT_MXFP8) {
         const uint4 v = c.frag[step / 2];

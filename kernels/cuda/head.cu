@@ -18,8 +18,8 @@ static __global__ void __launch_bounds__(PLACE_THREADS)
     const int32_t lead = (int32_t)((uintptr_t)to / 4 % 4); /* floats since the last 16 bytes */
     const int32_t at0 =
         ((int32_t)blockIdx.x * PLACE_THREADS * PLACE_GROUPS + (int32_t)threadIdx.x) * 4 - lead;
-    mm_pdl_wait();
     mm_pdl_trigger();
+    mm_pdl_wait();
 #pragma unroll
     for (int j = 0; j < PLACE_GROUPS; j++) {
         const int32_t at = at0 + j * PLACE_THREADS * 4;

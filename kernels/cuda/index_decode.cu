@@ -1,8 +1,12 @@
 /* index_decode.cu: block scores of few rows (ops.h, attn_sparse). A persistent grid shares one line
- * of pages, those of every sequence that needs scores: each block streams its pages through a ring
- * in shared memory, raw; its four warps take 32 keys each as the M operand of mma m16n8k16, the
- * index queries of up to 8 rows of the sequence (times the index heads) as columns, and keep the
- * maximum. A score is a maximum of dots, so nothing depends on who computes it. */
+ * of units: a page of a sequence that needs scores, for up to 8 rows of it times the index heads.
+ * Keys are the M operand of mma m16n8k16, the queries of a unit its columns; kept is the maximum.
+ *
+ * Up to 8 columns (index_stream): keys go straight from memory to registers, 16 at a time, four
+ * such pieces of a warp on their way; nothing but the warp itself waits for them. Where there are
+ * fewer units than blocks the four warps of a block share a page, else every warp has its own.
+ * More columns (index_decode): pages go through a ring in shared memory, whose queries lie there.
+ * A score is a maximum of dots, each summed in one order, so nothing depends on who computes it. */
 #include "kernels/cuda/attn_page.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/decode_work.h"
@@ -47,6 +51,230 @@ template <int F> MM_DEV_FN uint32_t query_pair(uint32_t q2)
 {
     return F == MM_CACHE_BF16 ? q2 : mm_query_e4m3(q2);
 }
+
+/* Column c of the entry at row r, block b: the largest of the four warps' scores. */
+MM_DEV_FN void write_score(const index_params &p, const float *best, int n_all, int c, int r, int b)
+{
+    float x = best[c];
+    for (int w = 1; w < 4; w++)
+        x = mm_max_nan(x, best[n_all * w + c]);
+    p.score[((int64_t)r * p.n_head + c) * p.stride + b] = x;
+}
+
+/* ---------------------------------------------------------------- up to 8 columns */
+
+/* A piece: 16 keys of a page in the cache's format; a lane holds its parts of rows g and g + 8. */
+template <int F> struct key_piece {
+    mm_raw_row<F> lo, hi;
+};
+/* Pieces of a warp that are on their way: 64 registers. */
+template <int F> static constexpr __host__ __device__ int n_piece_ahead()
+{
+    return F == MM_CACHE_BF16 ? 2 : 4;
+}
+
+/* Where a lane's parts of a page begin. */
+template <int F> struct page_at {
+    const uint8_t *data, *scale;
+};
+template <int F> MM_DEV_FN page_at<F> page_of(const mm_plane &ik, int page, int lane)
+{
+    const int64_t row = mm_cache_row(ik, page, 0, lane / 4);
+    return page_at<F>{mm_cache_data<F>(ik, row) + lane % 4 * 16,
+                      mm_cache_scale<F>(ik, row) + (F == MM_CACHE_NVFP4 ? lane % 4 * 2 : 0)};
+}
+/* Piece i of the page. */
+template <int F> MM_DEV_FN key_piece<F> piece_load(const page_at<F> &at, int i)
+{
+    key_piece<F> x;
+    x.lo.scale = x.hi.scale = 0;
+    const uint8_t *lo = at.data + 16 * i * mm_cache_codes<F>(), *hi = lo + 8 * mm_cache_codes<F>();
+#pragma unroll
+    for (int c = 0; c < x.lo.n_piece; c++) {
+        x.lo.piece[c] = mm_ld_stream(lo + 64 * c);
+        x.hi.piece[c] = mm_ld_stream(hi + 64 * c);
+    }
+    if (F == MM_CACHE_NVFP4) {
+        x.lo.scale = __ldcg((const uint16_t *)(at.scale + 128 * i));
+        x.hi.scale = __ldcg((const uint16_t *)(at.scale + 128 * i + 64));
+    }
+    return x;
+}
+
+/* A lane's operands of the queries: 8 steps, column g. */
+template <int F>
+MM_DEV_FN void columns_load(const index_params &p, int r, int n_col, int lane, uint2 q[8])
+{
+    const int g = lane / 4, t = lane % 4;
+    const uint16_t *src = p.iq + ((int64_t)(p.first + r) * p.n_head + g) * MM_CACHE_DIM;
+    uint4 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v[i] = g < n_col ? *(const uint4 *)(src + mm_step_dim<F>(t, 2 * i)) : uint4{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        q[2 * i] = uint2{query_pair<F>(v[i].x), query_pair<F>(v[i].y)};
+        q[2 * i + 1] = uint2{query_pair<F>(v[i].z), query_pair<F>(v[i].w)};
+    }
+}
+
+/* best[c] = the larger of it and the dots of a piece with columns 2 t + c, of the lane's rows. */
+template <int F>
+MM_DEV_FN void piece_score(const key_piece<F> &x, const uint2 *lut, const uint2 q[8], float best[2])
+{
+    float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int kk = 0; kk < 8; kk++) {
+        uint32_t lo[2], hi[2];
+        mm_row_step<F>(x.lo, kk, lut, lo);
+        mm_row_step<F>(x.hi, kk, lut, hi);
+        const uint32_t a[4] = {lo[0], hi[0], lo[1], hi[1]}, b[2] = {q[kk].x, q[kk].y};
+        mm_cache_mma<F>(s, a, b);
+    }
+    best[0] = mm_max_nan(mm_max_nan(best[0], s[0]), s[2]);
+    best[1] = mm_max_nan(mm_max_nan(best[1], s[1]), s[3]);
+}
+/* Over the rows of all lanes of a t. */
+MM_DEV_FN void lanes_max(float best[2])
+{
+#pragma unroll
+    for (int i = 4; i < 32; i *= 2) {
+        best[0] = mm_max_nan(best[0], __shfl_xor_sync(0xFFFFFFFFu, best[0], i));
+        best[1] = mm_max_nan(best[1], __shfl_xor_sync(0xFFFFFFFFu, best[1], i));
+    }
+}
+
+/* Unit u: its first row, block and page. */
+typedef struct unit_place {
+    int row, block, page;
+} unit_place;
+MM_DEV_FN unit_place unit_find(const index_params &p, const int *prefix, const int *slot, int u)
+{
+    unit_place x;
+    x.row = mm_work_find(prefix, p.n_row, u);
+    x.block = u - prefix[x.row];
+    x.page = p.page_table[(int64_t)slot[x.row] * p.page_stride + x.block];
+    return x;
+}
+
+/* A unit by all four warps of the block, 32 keys each. */
+template <int F>
+MM_DEV_FN void page_shared(const index_params &p, const unit_place &x, const uint2 *lut,
+                           float *best, int thread)
+{
+    const int lane = thread % 32, warp = thread / 32;
+    const page_at<F> at = page_of<F>(p.ik, x.page, lane);
+    const key_piece<F> a = piece_load<F>(at, 2 * warp), b = piece_load<F>(at, 2 * warp + 1);
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    const int n_col = tile_rows(p, x.row) * p.n_head;
+    uint2 q[8];
+    columns_load<F>(p, x.row, n_col, lane, q);
+    float y[2] = {-INFINITY, -INFINITY};
+    piece_score<F>(a, lut, q, y);
+    piece_score<F>(b, lut, q, y);
+    lanes_max(y);
+    if (lane < 4)
+        *(float2 *)(best + 8 * warp + 2 * lane) = float2{y[0], y[1]};
+    __syncthreads();
+    if (thread < n_col)
+        write_score(p, best, 8, thread, x.row, x.block);
+}
+
+/* Units u, u + stride, ... below n_unit, one or more, by one warp. All warps together move through
+ * the line as one window. */
+template <int F>
+MM_DEV_FN void pages_own(const index_params &p, const int *prefix, const int *slot,
+                         const uint2 *lut, int u, int stride, int n_unit, int lane)
+{
+    constexpr int n_ahead = n_piece_ahead<F>(), n_part = 8 / n_ahead;
+    unit_place unit = unit_find(p, prefix, slot, u);
+    page_at<F> at = page_of<F>(p.ik, unit.page, lane);
+    key_piece<F> x[n_ahead];
+#pragma unroll
+    for (int i = 0; i < n_ahead; i++)
+        x[i] = piece_load<F>(at, i);
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    uint2 q[8];
+    int row = -1, n_col = 0;
+    do {
+        if (unit.row != row) {
+            row = unit.row;
+            n_col = tile_rows(p, row) * p.n_head;
+            columns_load<F>(p, row, n_col, lane, q);
+        }
+        float *out = p.score + ((int64_t)row * p.n_head + 2 * lane) * p.stride + unit.block;
+        u += stride;
+        if (u < n_unit) /* its page is wanted half a page later */
+            unit = unit_find(p, prefix, slot, u);
+        float y[2] = {-INFINITY, -INFINITY};
+#pragma unroll 1
+        for (int part = 1; part <= n_part; part++) {
+            if (part == n_part)
+                at = page_of<F>(p.ik, unit.page, lane);
+            const int first = part == n_part ? 0 : part * n_ahead;
+            const bool is_more = part < n_part || u < n_unit;
+#pragma unroll
+            for (int j = 0; j < n_ahead; j++) {
+                piece_score<F>(x[j], lut, q, y);
+                if (is_more)
+                    x[j] = piece_load<F>(at, first + j);
+            }
+        }
+        lanes_max(y);
+        if (lane < 4 && 2 * lane < n_col)
+            out[0] = y[0];
+        if (lane < 4 && 2 * lane + 1 < n_col)
+            out[p.stride] = y[1];
+    } while (u < n_unit);
+}
+
+#define STREAM_RESIDENT 4 /* blocks on an SM: 128 registers */
+
+template <int F>
+static __global__ void __launch_bounds__(MM_WORK_THREADS, STREAM_RESIDENT)
+    index_stream_kernel(const index_params p)
+{
+    const int thread = (int)threadIdx.x, n_block = (int)gridDim.x;
+    uint2 *lut = (uint2 *)mm_smem();
+    float *best = (float *)(lut + MM_CACHE_LUT_BYTES / 8); /* [4][8] */
+    int *slot = (int *)(best + 4 * 8), *prefix = slot + p.n_row;
+
+    if (F == MM_CACHE_NVFP4)
+        mm_cache_lut_fill(lut, thread, MM_WORK_THREADS);
+    /* With one row per sequence nothing that is read before the queries comes from this layer's
+     * kernels: positions, slots and page tables are of the step's begin, which has ended before any
+     * kernel behind the embedding starts (that one triggers behind its own wait), and the pages
+     * hold positions before the row's own, written in other steps. */
+    if (!p.is_single)
+        mm_pdl_wait();
+    for (int r = thread; r < p.n_row; r += MM_WORK_THREADS)
+        slot[r] = p.slot[p.is_single ? p.first + r : p.row_seq[p.first + r]];
+    mm_work_scan(prefix, p.n_row, thread,
+                 [&p](int r) { return tile_blocks(p, r, tile_rows(p, r)); });
+    const int n_unit = prefix[p.n_row];
+    const int u = (int)blockIdx.x + (n_unit <= n_block ? 0 : thread / 32 * n_block);
+    if (u >= n_unit)
+        mm_pdl_wait(); /* every kernel waits: what follows it may rely on all before it */
+    else if (n_unit <= n_block)
+        page_shared<F>(p, unit_find(p, prefix, slot, u), lut, best, thread);
+    else
+        pages_own<F>(p, prefix, slot, lut, u, MM_WORK_THREADS / 32 * n_block, n_unit, thread % 32);
+}
+
+template <int F> static mm_status launch_stream(const mm_op_context *c, const index_params *p)
+{
+    const size_t smem =
+        MM_CACHE_LUT_BYTES + 4 * 8 * 4 + (size_t)p->n_row * 4 + mm_work_bytes(p->n_row);
+    /* as many blocks as fit, or as there can be pages */
+    const int64_t most = (int64_t)p->n_row * p->max_block;
+    const int64_t room = (int64_t)mm_cuda_of(c)->n_sm * STREAM_RESIDENT;
+    return mm_launch(c, "index_stream", index_stream_kernel<F>,
+                     dim3((unsigned)(most < room ? most : room)), dim3(MM_WORK_THREADS), smem, *p);
+}
+
+/* ---------------------------------------------------------------- more columns */
 
 /* Index queries of the entry as columns (row * I + head) of operands. */
 template <int F>
@@ -112,15 +340,6 @@ MM_DEV_FN void score_tile(const uint8_t *tile, const uint2 *lut, const uint16_t 
     }
 }
 
-/* Column c of the entry at row r, block b: the largest of the four warps' scores. */
-MM_DEV_FN void write_score(const index_params &p, const float *best, int n_all, int c, int r, int b)
-{
-    float x = best[c];
-    for (int w = 1; w < 4; w++)
-        x = mm_max_nan(x, best[n_all * w + c]);
-    p.score[((int64_t)r * p.n_head + c) * p.stride + b] = x;
-}
-
 static size_t index_smem(int tile_bytes, int n_stage, int NT, int32_t n_row)
 {
     return (size_t)tile_bytes * (size_t)n_stage + MM_CACHE_LUT_BYTES + 8 * NT * Q_STRIDE * 2 +
@@ -176,14 +395,15 @@ static __global__ void __launch_bounds__(MM_WORK_THREADS) index_decode_kernel(co
             load_columns<F>(p, row, n_col, n_all, q, thread);
         }
         int done_row = 0, done_col = 0; /* of the scores that wait in `best` */
-        for (int j = 0; j < n; j++) {
+        for (int j = 0, stage = 0; j < n; j++, stage = stage + 1 == p.n_stage ? 0 : stage + 1) {
             if (p.n_stage == 3)
                 mm_cp_async_wait<1>();
             else
                 mm_cp_async_wait<0>();
             __syncthreads(); /* page j is there, page j - 1 is used up, its scores are in `best` */
+            const int freed = stage == 0 ? p.n_stage - 1 : stage - 1; /* of page j - 1 */
             if (j + p.n_stage - 1 < n)
-                mm_tile_load<F, false>(tile + tile_bytes * ((j + p.n_stage - 1) % p.n_stage), p.ik,
+                mm_tile_load<F, false>(tile + tile_bytes * freed, p.ik,
                                        mm_cache_row(p.ik, list_page[j + p.n_stage - 1], 0, 0),
                                        MM_PAGE, thread);
             mm_cp_async_commit();
@@ -197,7 +417,7 @@ static __global__ void __launch_bounds__(MM_WORK_THREADS) index_decode_kernel(co
                 __syncthreads();
             }
             float x[NT][2];
-            score_tile<F, NT>(tile + tile_bytes * (j % p.n_stage), lut, q, warp, lane, x);
+            score_tile<F, NT>(tile + tile_bytes * stage, lut, q, warp, lane, x);
             if (lane < 4) {
 #pragma unroll
                 for (int m = 0; m < NT; m++) {
@@ -246,7 +466,7 @@ template <int F> static mm_status launch_columns(const mm_op_context *c, index_p
 {
     const int32_t n_col = p->n_head * p->n_tile_row;
     if (n_col <= 8)
-        return launch<F, 1>(c, p);
+        return launch_stream<F>(c, p);
     if (n_col <= 16)
         return launch<F, 2>(c, p);
     if (n_col <= 32)

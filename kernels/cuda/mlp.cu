@@ -1,10 +1,11 @@
 /* mlp.cu: the dense MLP and the end of its branch. */
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/branch.h"
 
 mm_status mm_cuda_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_mlp_args *args)
 {
     const int64_t d = c->shape->d_model, f = args->gate_up.n_out / 2;
     const int32_t n_row = seq->n_row;
+    mm_linear_slices slices = {};
     void *a, *y;
     mm_cuda_start(c);
     if (n_row < 1)
@@ -16,7 +17,13 @@ mm_status mm_cuda_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_m
             (long long)args->gate_up.n_out, (long long)args->down->n_in);
     MM_TRY(mm_cuda_take(c, (size_t)n_row * (size_t)f * sizeof(uint16_t), &a));
     MM_TRY(mm_cuda_take(c, (size_t)n_row * (size_t)d * sizeof(float), &y));
+    const size_t used = c->stream->scratch_used;
     MM_TRY(mm_cuda_linear(c, &args->gate_up, args->h, d, n_row, MM_OUT_SWIGLU, a, f));
-    MM_TRY(mm_cuda_linear(c, args->down, a, f, n_row, MM_OUT_F32, y, d));
-    return mm_cuda_branch_end(c, n_row, (const float *)y, args->x, args->norm_w, args->h_out);
+    c->stream->scratch_used = used;
+    if (mm_branch_takes_slices(c->shape))
+        MM_TRY(mm_cuda_linear_slices(c, args->down, a, f, n_row, MM_OUT_F32, y, d, &slices));
+    else
+        MM_TRY(mm_cuda_linear(c, args->down, a, f, n_row, MM_OUT_F32, y, d));
+    const mm_branch_sum sum = mm_branch_sum_of((const float *)y, &slices);
+    return mm_cuda_branch_sum_end(c, n_row, &sum, args->x, args->norm_w, args->h_out);
 }

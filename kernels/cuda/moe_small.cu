@@ -1,9 +1,10 @@
-/* moe_small.cu: the experts of up to 64 rows (more in pieces). Two launches of one kernel, gate-up
- * and down, then the sum with the end of the branch (branch.cu):
+/* moe_small.cu: the experts of up to 64 rows (more in pieces): two products, gate-up and down, then
+ * the sum with the end of the branch (branch.cu). From 5 rows both products are moe_mid.cu's, where
+ * a device has the shared memory for them; else two launches of one kernel:
  *
- *     a[t, slot] = swiglu(w13[e] h[t])      block = (i-th expert that any row chose, some row
- * tiles) y[t, slot] = w2[e] a[t, slot]         the same blocks over w2 x, h       = end of branch
- * of sum over slots of gain * y + shared row
+ *     a[t, slot] = swiglu(w13[e] h[t])   block = (i-th expert that any row chose, some row tiles)
+ *     y[t, slot] = w2[e] a[t, slot]      the same blocks over w2
+ *     x, h = end of branch of sum over slots of gain * y + shared row
  *
  * Every block finds its expert and its rows from the router's choices (at most 64 * 8 ids), so
  * there is no list to build; blocks beyond the number of chosen experts leave at once. An expert's
@@ -12,10 +13,11 @@
  * ended, since the first starts it only when the router is done. For up to 8 rows the shared expert
  * is part of both launches. */
 #include "kernels/cuda/branch.h"
-#include "kernels/cuda/gemv.h"
+#include "kernels/cuda/moe.h"
 
 #define MOE_STAGES 3
-#define MOE_ROWS 4 /* rows of an expert at once: two blocks a multiprocessor */
+#define MOE_MID_ROWS 5 /* from which moe_mid.cu takes over, where it can */
+#define MOE_ROWS 4     /* rows of an expert at once: two blocks a multiprocessor */
 #define MOE_MAX_PAIR (MM_CUDA_SMALL_ROWS * 8)
 #define MOE_MAX_EXPERT 1024
 #define MOE_STATIC 2048 /* bytes of shared memory that the kernel declares, at most */
@@ -340,6 +342,55 @@ static mm_status check(const mm_op_context *c, const mm_moe_args *a)
     return MM_OK;
 }
 
+/* A product as moe_mid.cu takes it. */
+static mm_moe_product product_of(const mm_moe_part *p, int32_t x_div)
+{
+    mm_moe_product r = {};
+    r.m = p->m;
+    r.out = p->out;
+    r.x = p->x;
+    r.global = p->global;
+    r.factor[0] = p->factor[0];
+    r.factor[1] = p->factor[1];
+    r.x_div = x_div;
+    return r;
+}
+
+/* Both launches through moe_mid.cu; *is_done false: it does not take them. */
+static mm_status run_mid(const mm_op_context *c, const mm_moe_kernel *up, const mm_moe_kernel *down,
+                         bool *is_done)
+{
+    const mm_moe_kernel *const kernel[] = {up, down};
+    mm_moe_product routed[2], shared[2];
+    mm_moe_launch mid[2];
+    for (int i = 0; i < 2; i++) {
+        const mm_moe_kernel *k = kernel[i];
+        routed[i] = product_of(&k->routed, k->x_div);
+        shared[i] = product_of(&k->shared, 1);
+        mid[i].routed = &routed[i];
+        mid[i].shared = k->has_shared ? &shared[i] : NULL;
+        mid[i].choices = {k->experts, k->n_row, k->k, k->first, k->last};
+        mid[i].looks_early = k->looks_early;
+    }
+    *is_done = mm_cuda_moe_mid_takes(c, &mid[0]) && mm_cuda_moe_mid_takes(c, &mid[1]);
+    if (!*is_done)
+        return MM_OK;
+    MM_TRY(mm_cuda_moe_mid(c, &mid[0]));
+    return mm_cuda_moe_mid(c, &mid[1]);
+}
+
+/* y_shared by products of its own: before the routed ones, whose two launches stay neighbours. */
+static mm_status shared_alone(const mm_op_context *c, int32_t n_row, const mm_moe_args *a,
+                              const mm_moe_scratch *m)
+{
+    const mm_expert_weights *w = a->w;
+    const int64_t d = c->shape->d_model, fs = w->shared_down.n_in;
+    MM_TRY(mm_cuda_linear_small(c, &w->shared_gate_up, a->h, d, n_row, MM_OUT_SWIGLU, m->a_shared,
+                                fs));
+    return mm_cuda_linear_small(c, &w->shared_down, m->a_shared, fs, n_row, MM_OUT_F32, m->y_shared,
+                                d);
+}
+
 /* y and y_shared of at most 64 rows. */
 static mm_status experts_of(const mm_op_context *c, int32_t n_row, const mm_moe_args *a,
                             const mm_moe_scratch *m)
@@ -350,7 +401,7 @@ static mm_status experts_of(const mm_op_context *c, int32_t n_row, const mm_moe_
     const int64_t d = s->d_model, f = s->d_expert, fs = a->with_shared ? w->shared_down.n_in : 0;
     const int32_t n_pair = n_row * s->n_expert_used, n_range = a->last - a->first;
     const int32_t n_expert = n_range < n_pair ? n_range : n_pair;
-    const bool is_fused = a->with_shared && n_row <= MM_GEMV_ROWS &&
+    const bool is_fused = a->with_shared &&
                           can_fuse(w->packed_w13.format, w->shared_gate_up.format) &&
                           can_fuse(w->packed_w2.format, w->shared_down.format);
     mm_moe_kernel up = {};
@@ -367,19 +418,27 @@ static mm_status experts_of(const mm_op_context *c, int32_t n_row, const mm_moe_
     down.looks_early = true;
     up.routed = part_of(s, &w->packed_w13, 2 * f, MM_OUT_SWIGLU, a->h, m->a, f);
     down.routed = part_of(s, &w->packed_w2, d, MM_OUT_F32, m->a, m->y, d);
-    plan_part(b, &up.routed, n_expert, n_row);
-    plan_part(b, &down.routed, n_expert, n_row);
     if (is_fused) {
         up.shared = part_of(s, &w->shared_gate_up, 2 * fs, MM_OUT_SWIGLU, a->h, m->a_shared, fs);
         down.shared = part_of(s, &w->shared_down, d, MM_OUT_F32, m->a_shared, m->y_shared, d);
+    } else if (a->with_shared) {
+        MM_TRY(shared_alone(c, n_row, a, m));
+    }
+    if (n_row >= MOE_MID_ROWS) {
+        bool is_done;
+        MM_TRY(run_mid(c, &up, &down, &is_done));
+        if (is_done)
+            return MM_OK;
+    }
+    if (is_fused && n_row > MM_GEMV_ROWS) {
+        up.has_shared = down.has_shared = false;
+        MM_TRY(shared_alone(c, n_row, a, m));
+    }
+    plan_part(b, &up.routed, n_expert, n_row);
+    plan_part(b, &down.routed, n_expert, n_row);
+    if (up.has_shared) {
         plan_part(b, &up.shared, 1, n_row);
         plan_part(b, &down.shared, 1, n_row);
-    }
-    if (a->with_shared && !is_fused) { /* before the experts: their two launches stay neighbours */
-        MM_TRY(mm_cuda_linear_small(c, &w->shared_gate_up, a->h, d, n_row, MM_OUT_SWIGLU,
-                                    m->a_shared, fs));
-        MM_TRY(mm_cuda_linear_small(c, &w->shared_down, m->a_shared, fs, n_row, MM_OUT_F32,
-                                    m->y_shared, d));
     }
     MM_TRY(launch_any(c, &up, n_expert));
     return launch_any(c, &down, n_expert);

@@ -43,9 +43,9 @@ MM_DEV_FN float mm_bf16_hi(uint32_t h2)
 /* Nearest, ties to even; NaN is 0x7FFF. */
 MM_DEV_FN uint16_t mm_f32_bf16(float x)
 {
-    uint16_t h;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
+    uint32_t d; /* of a pair: a single conversion is a slow instruction on sm_90 */
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(0.0f), "f"(x));
+    return (uint16_t)d;
 }
 MM_DEV_FN uint32_t mm_f32x2_bf16x2(float lo, float hi)
 {
@@ -90,6 +90,20 @@ MM_DEV_FN uint32_t mm_mul_bf16x2(uint32_t a, uint32_t b)
 #endif
     return d;
 }
+/* a[i] * b[HALF] of bf16 pairs: one element of b for both. */
+template <int HALF> MM_DEV_FN uint32_t mm_mul_bf16x2_half(uint32_t a, uint32_t b)
+{
+    uint32_t both; /* part of the multiplication in the machine's code */
+    if (HALF == 0)
+        asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {l, l};\n}"
+            : "=r"(both)
+            : "r"(b));
+    else
+        asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {h, h};\n}"
+            : "=r"(both)
+            : "r"(b));
+    return mm_mul_bf16x2(a, both);
+}
 /* Byte i of the result is byte (sel >> 4 i & 7) of {b, a}; bit 3 of the selector: its sign bit
  * repeated. */
 MM_DEV_FN uint32_t mm_prmt(uint32_t a, uint32_t b, uint32_t sel)
@@ -107,9 +121,14 @@ MM_DEV_FN float mm_e4m3_f32(uint32_t c)
         return __uint_as_float(__float_as_uint((float)a * 0x1p-9f) | sign);
     return __uint_as_float(sign | ((a << 20) + (120u << 23)));
 }
-/* Saturates at 448; NaN is 0x7F. */
+/* Two codes, lo in the low byte: saturates at 448; NaN is 0x7F. */
+MM_DEV_FN uint32_t mm_f32x2_e4m3x2(float lo, float hi);
+/* One code. */
 MM_DEV_FN uint32_t mm_f32_e4m3(float x)
 {
+#if __CUDA_ARCH__ >= 890
+    return mm_f32x2_e4m3x2(x, 0.0f);
+#else
     const uint32_t u = __float_as_uint(x), a = u & 0x7FFFFFFFu, sign = (u >> 24) & 0x80u;
     if (a > 0x7F800000u)
         return 0x7Fu;
@@ -118,6 +137,17 @@ MM_DEV_FN uint32_t mm_f32_e4m3(float x)
     if (a < 0x3C800000u)
         return sign | (__float_as_uint(__fadd_rn(__uint_as_float(a), 16384.0f)) - 0x46800000u);
     return sign | (((a + 0x7FFFFu + ((a >> 20) & 1u)) >> 20) - 960u);
+#endif
+}
+MM_DEV_FN uint32_t mm_f32x2_e4m3x2(float lo, float hi)
+{
+#if __CUDA_ARCH__ >= 890
+    uint16_t d;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));
+    return d;
+#else
+    return mm_f32_e4m3(lo) | mm_f32_e4m3(hi) << 8;
+#endif
 }
 /* Four codes (byte i = element i) to two bf16 pairs, exact; a NaN code is not preserved. */
 MM_DEV_FN void mm_e4m3x4_bf16x4(uint32_t c, uint32_t out[2])
@@ -173,6 +203,18 @@ MM_DEV_FN void mm_cp_async16(void *smem, const void *gmem, bool valid)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(mm_smem_addr(smem)),
                  "l"(gmem), "r"(valid ? 16 : 0));
 }
+/* Asks for the 128 bytes around p to come to the L2 cache. */
+MM_DEV_FN void mm_prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+/* 16 bytes to shared memory, or nothing: a lane's place is left as it is. */
+MM_DEV_FN void mm_cp_async16_if(bool is_wanted, void *smem, const void *gmem)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n"
+                 " @p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(mm_smem_addr(smem)),
+                 "l"(gmem), "r"((uint32_t)is_wanted));
+}
 MM_DEV_FN void mm_cp_async_commit()
 {
     asm volatile("cp.async.commit_group;");
@@ -209,6 +251,18 @@ MM_DEV_FN void mm_ldmatrix_x2_trans(uint32_t r[2], const void *smem)
                  : "r"(mm_smem_addr(smem)));
 }
 
+/* *p += v; the value before. What the block wrote before a barrier that came before this is visible
+ * to a block whose later addition sees this one, behind its next barrier. */
+MM_DEV_FN uint32_t mm_atomic_add_acq_rel(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(p), "r"(v)
+                 : "memory");
+    return old;
+}
+
 /* ---------------------------------------------------------------- matrix units */
 
 /* d += a b. a 16x16: a[0] (row g, k 2t..), a[1] (row g+8, k 2t..), a[2] (row g, k 2t+8..), a[3]
@@ -230,10 +284,20 @@ MM_DEV_FN void mm_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* ---------------------------------------------------------------- barriers */
+
+/* Barrier id (1..15; 0 is __syncthreads) of n_thread threads, whole warps of the block. */
+MM_DEV_FN void mm_bar_sync(int id, int n_thread)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_thread) : "memory");
+}
+
 /* ---------------------------------------------------------------- order of launches */
 
 /* Programmatic dependent launch: everything that the kernel before wrote is visible after wait;
- * before it only weights may be read. trigger lets the next kernel start. No-ops elsewhere. */
+ * before it only weights may be read, and what a kernel wrote that was waited for by one which
+ * triggers behind its own wait (embed: all that begin wrote). trigger lets the next kernel start.
+ * No-ops elsewhere. */
 MM_DEV_FN void mm_pdl_wait()
 {
 #if __CUDA_ARCH__ >= 900

@@ -2,20 +2,24 @@
  *
  * The gate is f32 and h is bf16, so the gate is split into three bf16 parts (24 bits: exact) on its
  * way into the matrix unit: three products a step, sums in f32 in an order that does not depend on
- * the number of rows. n_in is cut into slices of 384 columns, a block each, so that 128 x 6144 fill
- * the device; the slices are added in order where the choice is made: for one or two rows by the
- * last block to arrive, else by a kernel of one block a row. One or two rows need not even be
- * finished: every block sums and norms them itself (branch_row.h), from L2. */
+ * the number of rows: pieces of 32 columns, three of them, four such groups a slice of 384, slices.
+ * A slice is a block's, so that 128 x 6144 fill the device; slices are added where the choice is
+ * made: for one or two rows by the last block to arrive, else by a kernel of one block a row. One
+ * or two rows need not even be finished: every block sums and norms them itself (branch_row.h),
+ * from L2. */
 #include "kernels/cuda/branch.h"
 #include "kernels/cuda/branch_row.h"
 
-#define ROUTER_WARPS 4
-#define ROUTER_STEPS 6   /* of 16 columns, of a warp */
+#define ROUTER_STEPS 2   /* of 16 columns, of a piece: a chain of six products */
+#define ROUTER_PIECES 3  /* of a group: of a warp, or of three warps */
+#define ROUTER_GROUPS 4  /* of a slice */
+#define ROUTER_TILES 4   /* of eight rows, at once */
 #define ROUTER_FUSED 2   /* rows up to which the last block chooses */
 #define ROUTER_PIECE 512 /* rows whose slices are in scratch at once */
 #define ROUTER_MAX_EXPERT 1024
-#define ROUTER_COLS (ROUTER_WARPS * ROUTER_STEPS * 16) /* of a slice */
+#define ROUTER_COLS (ROUTER_GROUPS * ROUTER_PIECES * ROUTER_STEPS * 16) /* of a slice */
 #define ROUTER_MAX_USED 32
+#define ROUTER_END_WARPS (ROUTER_GROUPS * ROUTER_PIECES) /* a piece each */
 
 typedef struct mm_router_args {
     const uint16_t *h;
@@ -120,6 +124,7 @@ MM_DEV_FN void router_choose(const mm_router_args &a, int64_t t, mm_router_row *
         return;
     const int32_t mine = row->id[lane];
     float sum = 0.0f;
+#pragma unroll 4
     for (int k = 0; k < a.n_used; k++)
         sum += row->p[row->id[k]];
     if (!a.force)
@@ -135,31 +140,31 @@ MM_DEV_FN void router_choose_any(const mm_router_args &a, int64_t t, mm_router_r
         router_choose<32>(a, t, row);
 }
 
-/* One or two rows: the last block whose first warp has written its part of the logits makes the
- * choice. All threads; true in that block. */
-MM_DEV_FN bool router_finish(const mm_router_args &a, mm_router_row *row)
+/* One or two rows: true in the block that is the last whose first warp has written its part of the
+ * logits, and which makes the choice. All threads. */
+MM_DEV_FN bool router_is_last(const mm_router_args &a)
 {
     __shared__ uint32_t is_last;
     if (threadIdx.x < 32) {
         __syncwarp();
         if (threadIdx.x == 0) {
-            __threadfence();
-            is_last = atomicAdd(a.counter, 1u) == gridDim.x * gridDim.y - 1;
+            is_last = mm_atomic_add_acq_rel(a.counter, 1u) == gridDim.x * gridDim.y - 1;
             if (is_last != 0)
                 *a.counter = 0;
-            __threadfence();
         }
     }
     __syncthreads();
-    if (is_last == 0)
-        return false;
+    return is_last != 0;
+}
+
+MM_DEV_FN void router_finish(const mm_router_args &a, mm_router_row *row)
+{
     for (int r = 0; r < a.n_row; r++)
         router_score(a, r, row + r);
     __syncthreads();
     const int warp = (int)threadIdx.x / 32;
     if (warp < a.n_row)
         router_choose_any(a, warp, row + warp);
-    return true;
 }
 
 /* Two f32 values to a pair of their bf16 parts. */
@@ -173,12 +178,16 @@ MM_DEV_FN void router_split(float2 v, uint32_t out[3])
     }
 }
 
-/* The gate of a warp: rows g and g + 8 of tile e0, its steps of the slice. */
+/* Rows g and g + 8 of a tile of 16 experts, one piece: operand A of its steps, in three parts. */
 typedef struct mm_router_gate {
-    float2 w[ROUTER_STEPS][4];
+    uint32_t part[ROUTER_STEPS][3][4];
 } mm_router_gate;
 
-MM_DEV_FN void router_load(const mm_router_args &a, int e0, int step0, mm_router_gate *gate)
+typedef struct mm_router_raw {
+    float2 w[ROUTER_STEPS][4];
+} mm_router_raw;
+
+MM_DEV_FN void router_load(const mm_router_args &a, int e0, int step0, mm_router_raw *raw)
 {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -186,43 +195,57 @@ MM_DEV_FN void router_load(const mm_router_args &a, int e0, int step0, mm_router
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int e = e0 + g + 8 * (i & 1), col = (step0 + s) * 16 + 2 * t + 8 * (i >> 1);
-            gate->w[s][i] = make_float2(0.0f, 0.0f);
+            raw->w[s][i] = make_float2(0.0f, 0.0f);
             if (e < a.n_expert && col < a.d)
-                gate->w[s][i] = *(const float2 *)(const void *)(a.gate + (int64_t)e * a.d + col);
+                raw->w[s][i] = *(const float2 *)(const void *)(a.gate + (int64_t)e * a.d + col);
         }
     }
 }
 
-/* The warp's share of the logits of 8 rows. */
-MM_DEV_FN void router_multiply(const mm_router_gate &gate, const uint32_t b[ROUTER_STEPS][2],
-                               float d[4])
+MM_DEV_FN void router_split_gate(const mm_router_raw &raw, mm_router_gate *gate)
 {
 #pragma unroll
     for (int s = 0; s < ROUTER_STEPS; s++) {
-        uint32_t part[4][3];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            router_split(gate.w[s][i], part[i]);
+        for (int i = 0; i < 4; i++) {
+            uint32_t part[3];
+            router_split(raw.w[s][i], part);
 #pragma unroll
-        for (int k = 0; k < 3; k++) {
-            const uint32_t op[4] = {part[0][k], part[1][k], part[2][k], part[3][k]};
-            mm_mma_bf16(d, op, b[s]);
+            for (int k = 0; k < 3; k++)
+                gate->part[s][k][i] = part[k];
         }
     }
 }
 
-/* The first warp adds the warps' sums in order and stores the slice's part of 8 rows from row. */
-MM_DEV_FN void router_store(const mm_router_args &a, const float4 *sum, int e0, int slice, int row)
+/* The logits of 8 rows over one piece, TILES times: chains that do not wait for each other. */
+template <int TILES>
+MM_DEV_FN void router_multiply(const mm_router_gate &gate, const uint32_t b[TILES][ROUTER_STEPS][2],
+                               float d[TILES][4])
+{
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+        d[n][0] = d[n][1] = d[n][2] = d[n][3] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < ROUTER_STEPS; s++) {
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                mm_mma_bf16(d[n], gate.part[s][k], b[n][s]);
+        }
+    }
+}
+
+MM_DEV_FN float4 router_add(float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Stores a slice's part of 8 rows from row. */
+MM_DEV_FN void router_store(const mm_router_args &a, float4 sum, int e0, int slice, int row)
 {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float4 v[ROUTER_WARPS];
-#pragma unroll
-    for (int k = 0; k < ROUTER_WARPS; k++)
-        v[k] = sum[k * 32 + lane];
-    float d[4] = {v[0].x, v[0].y, v[0].z, v[0].w};
-#pragma unroll
-    for (int k = 1; k < ROUTER_WARPS; k++)
-        d[0] += v[k].x, d[1] += v[k].y, d[2] += v[k].z, d[3] += v[k].w;
+    const float d[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int e = e0 + g + 8 * (i >> 1);
@@ -232,7 +255,7 @@ MM_DEV_FN void router_store(const mm_router_args &a, const float4 *sum, int e0, 
     }
 }
 
-/* Operand B of 8 rows from row: the warp's steps of h. */
+/* Operand B of 8 rows from row: the steps of a piece of h. */
 MM_DEV_FN void router_rows(const mm_router_args &a, int step0, int row, uint32_t b[ROUTER_STEPS][2])
 {
     const int lane = (int)threadIdx.x % 32, t = lane % 4;
@@ -249,36 +272,59 @@ MM_DEV_FN void router_rows(const mm_router_args &a, int step0, int row, uint32_t
     }
 }
 
-/* grid (tiles of 16 experts, slices, pieces of a.rows rows), block 128. */
+/* grid (tiles of 16 experts, slices, pieces of a.rows rows), block 128: a warp a group. The gate is
+ * split before the kernel waits; the rows go by in fours of tiles, all loads of four at once. */
 static __global__ void __launch_bounds__(128) mm_router_logits(const mm_router_args a)
 {
-    __shared__ float4 sum[2][ROUTER_WARPS * 32];
+    __shared__ float4 sum[2][ROUTER_TILES][ROUTER_GROUPS * 32];
     __shared__ mm_router_row choice[ROUTER_FUSED];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int e0 = (int)blockIdx.x * 16, slice = (int)blockIdx.y;
-    const int step0 = (slice * ROUTER_WARPS + warp) * ROUTER_STEPS;
-    mm_router_gate gate;
-    router_load(a, e0, step0, &gate);
-    mm_pdl_wait();
+    const int step0 = (slice * ROUTER_GROUPS + warp) * ROUTER_PIECES * ROUTER_STEPS;
     mm_pdl_trigger();
-    const int row0 = (int)blockIdx.z * a.rows;
-    const int n_tile = ((a.n_row - row0 < a.rows ? a.n_row - row0 : a.rows) + 7) / 8;
-    uint32_t b[ROUTER_STEPS][2], next[ROUTER_STEPS][2];
-    router_rows(a, step0, row0, b);
-    for (int n = 0; n < n_tile; n++) {
-        if (n + 1 < n_tile)
-            router_rows(a, step0, row0 + n * 8 + 8, next);
-        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        router_multiply(gate, b, d);
-        sum[n & 1][warp * 32 + lane] = make_float4(d[0], d[1], d[2], d[3]);
-        __syncthreads();
-        if (warp == 0)
-            router_store(a, sum[n & 1], e0, slice, row0 + n * 8);
+    mm_router_gate gate[ROUTER_PIECES];
+    {
+        mm_router_raw raw[ROUTER_PIECES];
 #pragma unroll
-        for (int s = 0; s < ROUTER_STEPS; s++)
-            b[s][0] = next[s][0], b[s][1] = next[s][1];
+        for (int i = 0; i < ROUTER_PIECES; i++)
+            router_load(a, e0, step0 + i * ROUTER_STEPS, &raw[i]);
+#pragma unroll
+        for (int i = 0; i < ROUTER_PIECES; i++)
+            router_split_gate(raw[i], &gate[i]);
     }
-    if (a.is_fused)
+    mm_pdl_wait();
+    const int first = (int)blockIdx.z * a.rows;
+    const int end = a.n_row - first < a.rows ? a.n_row : first + a.rows;
+    for (int row = first, turn = 0; row < end; row += ROUTER_TILES * 8, turn ^= 1) {
+        uint32_t b[ROUTER_PIECES][ROUTER_TILES][ROUTER_STEPS][2];
+#pragma unroll
+        for (int i = 0; i < ROUTER_PIECES; i++) {
+#pragma unroll
+            for (int n = 0; n < ROUTER_TILES; n++)
+                router_rows(a, step0 + i * ROUTER_STEPS, row + n * 8, b[i][n]);
+        }
+        float d[ROUTER_TILES][4];
+        float4 total[ROUTER_TILES];
+#pragma unroll
+        for (int i = 0; i < ROUTER_PIECES; i++) {
+            router_multiply<ROUTER_TILES>(gate[i], b[i], d);
+#pragma unroll
+            for (int n = 0; n < ROUTER_TILES; n++) {
+                const float4 v = make_float4(d[n][0], d[n][1], d[n][2], d[n][3]);
+                total[n] = i == 0 ? v : router_add(total[n], v);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < ROUTER_TILES; n++)
+            sum[turn][n][warp * 32 + lane] = total[n];
+        __syncthreads();
+        float4 all = sum[turn][warp][lane]; /* warp w: the tile of rows w */
+#pragma unroll
+        for (int k = 1; k < ROUTER_GROUPS; k++)
+            all = router_add(all, sum[turn][warp][k * 32 + lane]);
+        router_store(a, all, e0, slice, row + warp * 8);
+    }
+    if (a.is_fused && router_is_last(a))
         router_finish(a, choice);
 }
 
@@ -286,8 +332,8 @@ static __global__ void __launch_bounds__(128) mm_router_logits(const mm_router_a
 static __global__ void __launch_bounds__(128) mm_router_choice(const mm_router_args a)
 {
     __shared__ mm_router_row row;
-    mm_pdl_wait();
     mm_pdl_trigger();
+    mm_pdl_wait();
     router_score(a, blockIdx.x, &row);
     __syncthreads();
     if (threadIdx.x < 32)
@@ -304,13 +350,15 @@ typedef struct mm_router_end_args {
     int32_t n_thread; /* that own columns: mm_branch_threads(d) */
 } mm_router_end_args;
 
-/* grid (tiles of 16 experts, slices), block max(128, n_thread). Every block sums and norms all
- * rows; the blocks of tile 0 write their slice of h, the last block x: all have read it by then. */
+/* grid (tiles of 16 experts, slices), block max(12 warps, n_thread). Every block sums and norms all
+ * rows; the blocks of tile 0 write their slice of h, the last block x: all have read it by then.
+ * A warp has one piece of the gate: few enough registers that a block fits beside those of the
+ * kernel before, and has its gate when that ends. */
 template <int ROWS>
-static __global__ void __launch_bounds__(MM_BRANCH_THREADS)
+static __global__ void __launch_bounds__(MM_BRANCH_THREADS, ROWS == 1 ? 2 : 1)
     mm_router_end(const mm_router_args a, const mm_router_end_args p)
 {
-    __shared__ float4 sum[ROUTER_WARPS * 32];
+    __shared__ float4 sum[ROUTER_END_WARPS * 32];
     __shared__ mm_router_row choice[ROWS];
     __shared__ float warp_sum[ROWS][MM_BRANCH_THREADS / 32];
     __shared__ uint2 slice_h[ROWS][ROUTER_COLS / 4];
@@ -318,9 +366,11 @@ static __global__ void __launch_bounds__(MM_BRANCH_THREADS)
     const int e0 = (int)blockIdx.x * 16, slice = (int)blockIdx.y, col0 = slice * ROUTER_COLS;
     const int first = (int)threadIdx.x * 4, step = p.n_thread * 4;
     const bool is_owner = (int)threadIdx.x < p.n_thread;
+    mm_pdl_trigger();
+    mm_router_raw raw;
     mm_router_gate gate;
-    if (warp < ROUTER_WARPS)
-        router_load(a, e0, (slice * ROUTER_WARPS + warp) * ROUTER_STEPS, &gate);
+    if (warp < ROUTER_END_WARPS)
+        router_load(a, e0, (slice * ROUTER_END_WARPS + warp) * ROUTER_STEPS, &raw);
     float4 w[MM_BRANCH_PIECES], s[ROWS][MM_BRANCH_PIECES];
 #pragma unroll
     for (int j = 0; j < MM_BRANCH_PIECES; j++) {
@@ -328,8 +378,9 @@ static __global__ void __launch_bounds__(MM_BRANCH_THREADS)
         if (is_owner && i >= col0 && i < col0 + ROUTER_COLS && i < a.d)
             w[j] = *(const float4 *)(const void *)(p.norm_w + i);
     }
+    if (warp < ROUTER_END_WARPS)
+        router_split_gate(raw, &gate);
     mm_pdl_wait();
-    mm_pdl_trigger();
     uint2 x[ROWS][MM_BRANCH_PIECES];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -363,37 +414,50 @@ static __global__ void __launch_bounds__(MM_BRANCH_THREADS)
         }
     }
     __syncthreads();
-    if (warp < ROUTER_WARPS) {
+    if (warp < ROUTER_END_WARPS) {
         const int g = lane / 4, t = lane % 4;
-        uint32_t b[ROUTER_STEPS][2];
+        uint32_t b[1][ROUTER_STEPS][2];
 #pragma unroll
         for (int k = 0; k < ROUTER_STEPS; k++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int col = (warp * ROUTER_STEPS + k) * 16 + 2 * t + 8 * i;
-                b[k][i] = g < ROWS && col0 + col < a.d
-                              ? ((const uint32_t *)(const void *)slice_h[g])[col / 2]
-                              : 0;
+                b[0][k][i] = g < ROWS && col0 + col < a.d
+                                 ? ((const uint32_t *)(const void *)slice_h[g])[col / 2]
+                                 : 0;
             }
         }
-        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        router_multiply(gate, b, d);
-        sum[warp * 32 + lane] = make_float4(d[0], d[1], d[2], d[3]);
+        float d[1][4];
+        router_multiply<1>(gate, b, d);
+        sum[warp * 32 + lane] = make_float4(d[0][0], d[0][1], d[0][2], d[0][3]);
     }
     __syncthreads();
-    if (warp == 0)
-        router_store(a, sum, e0, slice, 0);
-    if (!router_finish(a, choice) || !is_owner)
+    if (warp == 0) {
+        float4 all;
+#pragma unroll
+        for (int k = 0; k < ROUTER_GROUPS; k++) {
+            float4 v = sum[k * ROUTER_PIECES * 32 + lane];
+#pragma unroll
+            for (int i = 1; i < ROUTER_PIECES; i++)
+                v = router_add(v, sum[(k * ROUTER_PIECES + i) * 32 + lane]);
+            all = k == 0 ? v : router_add(all, v);
+        }
+        router_store(a, all, e0, slice, 0);
+    }
+    if (!router_is_last(a))
         return;
+    if (is_owner) {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < ROWS; r++) {
 #pragma unroll
-        for (int j = 0; j < MM_BRANCH_PIECES; j++) {
-            const int i = first + j * step;
-            if (i < a.d)
-                *(uint2 *)(void *)(p.x + (int64_t)r * a.d + i) = mm_f32_bf16x4(s[r][j]);
+            for (int j = 0; j < MM_BRANCH_PIECES; j++) {
+                const int i = first + j * step;
+                if (i < a.d)
+                    *(uint2 *)(void *)(p.x + (int64_t)r * a.d + i) = mm_f32_bf16x4(s[r][j]);
+            }
         }
     }
+    router_finish(a, choice);
 }
 
 static int32_t n_slice(int32_t d)
@@ -461,13 +525,13 @@ mm_status mm_cuda_router(const mm_op_context *c, int32_t n_row, const mm_attn_ou
     return MM_OK;
 }
 
-mm_status mm_cuda_branch_router(const mm_op_context *c, int32_t n_row, const float *y,
+mm_status mm_cuda_branch_router(const mm_op_context *c, int32_t n_row, const mm_branch_sum *sum,
                                 const mm_attn_out_args *args)
 {
     const mm_op_shape *s = c->shape;
     if (n_row > ROUTER_FUSED || (c->comm != NULL && c->comm->world > 1) ||
         s->d_model > MM_BRANCH_THREADS * 4 * MM_BRANCH_PIECES) {
-        MM_TRY(mm_cuda_branch_end(c, n_row, y, args->x, args->norm_w, args->h));
+        MM_TRY(mm_cuda_branch_sum_end(c, n_row, sum, args->x, args->norm_w, args->h));
         return mm_cuda_router(c, n_row, args);
     }
     mm_router_args a = {};
@@ -476,14 +540,15 @@ mm_status mm_cuda_branch_router(const mm_op_context *c, int32_t n_row, const flo
     a.experts = args->experts;
     a.weights = args->weights;
     mm_router_end_args p = {};
-    p.y = y;
+    p.y = sum->acc; /* so few rows are never in slices */
     p.x = (uint16_t *)args->x;
     p.h = (uint16_t *)args->h;
     p.norm_w = args->norm_w;
     p.eps = s->eps;
     p.n_thread = mm_branch_threads(s->d_model);
     const dim3 grid((unsigned)((a.n_expert + 15) / 16), (unsigned)a.n_slice);
-    const dim3 block(p.n_thread < 128 ? 128u : (unsigned)p.n_thread);
+    const int32_t least = ROUTER_END_WARPS * 32;
+    const dim3 block((unsigned)(p.n_thread < least ? least : p.n_thread));
     return n_row == 1 ? mm_launch(c, "router_end", mm_router_end<1>, grid, block, 0, a, p)
                       : mm_launch(c, "router_end", mm_router_end<2>, grid, block, 0, a, p);
 }

@@ -1,6 +1,6 @@
-/* sample.cu: from logits to a token (ops.h, sample), a few rows or hundreds, in four launches whose
- * grids depend on V and the number of rows only. A block takes MM_ROW_SLICE ids of a row; the last
- * block of a row finishes what the kernel found out about it.
+/* sample.cu: from logits to a token (ops.h, sample), a few rows or hundreds, in one launch where
+ * every row is greedy, two where nothing selects, else four. A block takes every so many slices of
+ * MM_ROW_SLICE ids of a row; the last block of a row finishes what the kernel found out about it.
  *
  *   prepare  (here)             masks, bias, penalties, temperature -> work; maximum, NaN. Greedy
  *                               rows, broken ones and empty ones end here.
@@ -8,7 +8,9 @@
  *   collect  (sample_filter.cu) the ids of those bins: where exactly
  *   draw     (sample_draw.cu)   drops what is filtered, sums weights, draws
  *
- * A kernel leaves at once where a row has nothing left to do in it. */
+ * A kernel leaves at once where a row has nothing left to do in it. Most rows are plain: nothing
+ * changes their logits but temperature and the ids that are never generated. Where nobody reads
+ * `work` afterwards it is not written for them: the kernels that follow divide again. */
 #include "kernels/cuda/sample_row.h"
 
 /* ---------------------------------------------------------------- one part of a row */
@@ -101,9 +103,18 @@ MM_DEV_FN bool has_selection(const mm_sample_run &x, const mm_slot_params &p)
     return (p.top_k > 0 && p.top_k < x.n_vocab) || p.top_p < 1.0f;
 }
 
+/* What prepare keeps in shared memory of the row's settings. */
+struct prepare_shared {
+    mm_slot_params params;
+    mm_sample_commit commit;
+    mm_row_shared row;
+    float work[MM_ROW_SLICE]; /* of rows that are not plain */
+};
+
 /* One thread: the row's maximum is known. */
-MM_DEV_FN void conclude(const mm_sample_run &x, int32_t r, const sample_row &row, float max,
-                        int32_t best, float min, bool has_nan)
+MM_DEV_FN void conclude(const mm_sample_run &x, int32_t r, const sample_row &row, bool is_plain,
+                        const mm_sample_commit &commit, float max, int32_t best, float min,
+                        bool has_nan)
 {
     const int32_t i = x.first + r;
     const mm_slot_params &p = *row.p;
@@ -120,75 +131,49 @@ MM_DEV_FN void conclude(const mm_sample_run &x, int32_t r, const sample_row &row
         t.selects = has_selection(x, p);
         t.cut = -INFINITY;
         t.cut_id = -1;
+        t.is_plain = is_plain && x.work_ends;
+        t.temperature = p.temperature;
     }
     x.state[r] = t;
     if (t.is_live)
         return;
     if (has_nan || is_empty) {
-        mm_sample_finish(x, i, -1, has_nan ? MM_SAMPLE_NAN : MM_SAMPLE_EMPTY);
+        mm_sample_finish(x, i, commit, -1, has_nan ? MM_SAMPLE_NAN : MM_SAMPLE_EMPTY);
         return;
     }
-    x.work[(int64_t)r * x.n_vocab + best] = 0.0f;
-    mm_sample_finish(x, i, row.forced >= 0 ? row.forced : best, MM_SAMPLE_OK);
+    if (!x.work_ends)
+        x.work[(int64_t)r * x.n_vocab + best] = 0.0f;
+    mm_sample_finish(x, i, commit, row.forced >= 0 ? row.forced : best, MM_SAMPLE_OK);
 }
 
-/* Block: the parts of a row merged. */
-MM_DEV_FN void conclude_row(const mm_sample_run &x, int32_t r, const sample_row &row,
-                            mm_row_shared *s)
+/* Block: what the blocks of a row found, merged. */
+MM_DEV_FN void conclude_row(const mm_sample_run &x, int32_t r, const sample_row &row, bool is_plain,
+                            prepare_shared *s)
 {
     unsigned long long best = ~0ull;
     float min = INFINITY;
     bool has_nan = false;
-    for (int32_t k = threadIdx.x; k < x.n_part; k += MM_ROW_THREADS) {
+    for (int32_t k = threadIdx.x; k < (int32_t)gridDim.x; k += MM_ROW_THREADS) {
         const mm_sample_part *part = &x.part[(int64_t)r * x.n_part + k];
         const unsigned long long b = __ldcg(&part->best);
         best = b < best ? b : best;
         min = fminf(min, __ldcg(&part->min));
         has_nan = has_nan || __ldcg(&part->has_nan) != 0;
     }
-    best = mm_block_min(best, s);
-    min = -mm_block_max(-min, s);
+    best = mm_block_min(best, &s->row);
+    min = -mm_block_max(-min, &s->row);
     has_nan = __syncthreads_or(has_nan) != 0;
     if (threadIdx.x == 0)
-        conclude(x, r, row, mm_row_key_value(best), mm_row_key_id(best), min, has_nan);
+        conclude(x, r, row, is_plain, s->commit, mm_row_key_value(best), mm_row_key_id(best), min,
+                 has_nan);
 }
 
-static __global__ void __launch_bounds__(MM_ROW_THREADS) sample_prepare(mm_sample_run x)
+/* Block: masks, lists, bias and penalties of a slice, l: this thread's ids of it, in and out. */
+MM_DEV_FN void apply_settings(const mm_sample_run &x, const sample_row &row, const float *logits,
+                              float l[MM_ROW_EACH], float *work)
 {
-    __shared__ float work[MM_ROW_SLICE];
-    __shared__ mm_slot_params params;
-    __shared__ mm_row_shared s;
-    const int32_t r = (int32_t)blockIdx.y, i = x.first + r, tid = (int32_t)threadIdx.x;
-    mm_pdl_wait();
-    mm_pdl_trigger();
-    sample_row row;
-    row.first = (int32_t)blockIdx.x * MM_ROW_SLICE;
-    row.n = min((int32_t)MM_ROW_SLICE, x.n_vocab - row.first);
-    const float *logits = x.logits + (int64_t)r * x.n_vocab + row.first;
-    float l[MM_ROW_EACH];
-    mm_load_part(l, logits, row.n, -INFINITY); /* before the settings, which take three loads */
-    if (x.out.kind[i] != MM_OUT_SAMPLE) {
-        if (blockIdx.x == 0 && tid == 0)
-            x.state[r].is_live = x.state[r].selects = 0;
-        return;
-    }
-    row.slot = x.out.row_slot[i];
-    row.p = &params;
-    if (tid < (int32_t)(sizeof params / sizeof(uint32_t)))
-        ((uint32_t *)&params)[tid] = ((const uint32_t *)&x.s.params[row.slot])[tid];
-    row.lane = x.out.lane[i];
-    row.lane_token = x.out.row_token + i;
-    row.n_emitted = x.s.n_emitted[row.slot];
-    row.forced = x.out.token[i];
-    __syncthreads();
-    float low = INFINITY;
-    bool has_nan = false;
-#pragma unroll
-    for (int j = 0; j < MM_ROW_EACH; j++) {
-        has_nan = has_nan || l[j] != l[j];
-        low = l[j] > -INFINITY ? fminf(low, l[j]) : low;
-    }
-    if (params.has_mask) {
+    const int32_t tid = (int32_t)threadIdx.x;
+    if (row.p->has_mask) {
         const int64_t lane = x.s.mask_lanes > 1 ? row.lane : 0;
         const uint32_t *mask = x.s.mask + (row.slot * x.s.mask_lanes + lane) * x.s.mask_words;
         uint32_t word[MM_ROW_EACH];
@@ -203,6 +188,7 @@ static __global__ void __launch_bounds__(MM_ROW_THREADS) sample_prepare(mm_sampl
         for (int j = 0; j < MM_ROW_EACH; j++)
             l[j] = (word[j] >> (tid % 32) & 1) != 0 ? l[j] : -INFINITY;
     }
+    __syncthreads(); /* the slice before has been read */
 #pragma unroll
     for (int j = 0; j < MM_ROW_EACH; j++)
         work[j * MM_ROW_THREADS + tid] = l[j];
@@ -216,37 +202,119 @@ static __global__ void __launch_bounds__(MM_ROW_THREADS) sample_prepare(mm_sampl
         add_bias(x, row, work);
     }
     __syncthreads();
-    const bool is_greedy = row.p->temperature < 1e-5f, has_penalty = mm_has_penalty(params);
-    float *to = x.work + (int64_t)r * x.n_vocab + row.first;
-    unsigned long long best = ~0ull;
+    const bool has_penalty = mm_has_penalty(*row.p);
 #pragma unroll 2
     for (int j = 0; j < MM_ROW_EACH; j++) {
-        const int32_t k = j * MM_ROW_THREADS + tid, id = row.first + k;
-        if (k >= row.n)
-            continue;
-        float w = work[k];
-        if (has_penalty)
-            w = penalised(x, row, id, w);
-        if (!is_greedy)
-            w = __fdiv_rn(w, row.p->temperature);
-        const unsigned long long key = mm_row_key(w, id);
-        best = key < best ? key : best;
-        to[k] = is_greedy ? -INFINITY : w;
+        const int32_t k = j * MM_ROW_THREADS + tid;
+        l[j] = work[k];
+        if (has_penalty && k < row.n)
+            l[j] = penalised(x, row, row.first + k, l[j]);
     }
-    best = mm_block_min(best, &s);
-    low = -mm_block_max(-low, &s);
+}
+
+/* This thread's best id of a slice, as a key: ascending ids, so of equals the first; where all are
+ * -inf, or NaN, any. */
+MM_DEV_FN unsigned long long best_of_slice(const sample_row &row, const float l[MM_ROW_EACH])
+{
+    float best = -INFINITY;
+    int32_t at = 0;
+#pragma unroll
+    for (int j = 0; j < MM_ROW_EACH; j++) {
+        if (l[j] > best) {
+            best = l[j];
+            at = j;
+        }
+    }
+    return mm_row_key(best, row.first + at * MM_ROW_THREADS + (int32_t)threadIdx.x);
+}
+
+static __global__ void __launch_bounds__(MM_ROW_THREADS, 2) sample_prepare(mm_sample_run x)
+{
+    __shared__ prepare_shared s;
+    const int32_t r = (int32_t)blockIdx.y, i = x.first + r, tid = (int32_t)threadIdx.x;
+    mm_pdl_wait();
+    mm_pdl_trigger();
+    const float *logits = x.logits + (int64_t)r * x.n_vocab;
+    sample_row row;
+    row.first = (int32_t)blockIdx.x * MM_ROW_SLICE;
+    float l[MM_ROW_EACH]; /* on their way before the settings, which take three loads */
+    mm_load_part(l, logits + row.first, x.n_vocab - row.first, -INFINITY);
+    if (x.out.kind[i] != MM_OUT_SAMPLE) {
+        if (blockIdx.x == 0 && tid == 0)
+            x.state[r].is_live = x.state[r].selects = 0;
+        return;
+    }
+    row.slot = x.out.row_slot[i];
+    row.p = &s.params;
+    if (tid < (int32_t)(sizeof s.params / sizeof(uint32_t)))
+        ((uint32_t *)&s.params)[tid] = ((const uint32_t *)&x.s.params[row.slot])[tid];
+    if (tid == MM_ROW_THREADS - 1)
+        s.commit = mm_sample_commit_of(x, i);
+    row.lane = x.out.lane[i];
+    row.lane_token = x.out.row_token + i;
+    row.n_emitted = x.s.n_emitted[row.slot];
+    row.forced = x.out.token[i];
+    __syncthreads();
+    const bool is_greedy = row.p->temperature < 1e-5f;
+    const bool is_banned = row.n_emitted + row.lane < row.p->min_tokens;
+    const bool is_plain = !row.p->has_mask && row.p->n_bad == 0 && row.p->n_bias == 0 &&
+                          !(is_banned && row.p->n_ban > 0) && !mm_has_penalty(s.params);
+    const bool writes = !x.work_ends || !(is_greedy || is_plain);
+    float low = INFINITY;
+    unsigned long long best = ~0ull;
+    bool has_nan = false;
+    for (int32_t part = (int32_t)blockIdx.x; part < x.n_part; part += (int32_t)gridDim.x) {
+        row.first = part * MM_ROW_SLICE;
+        row.n = min((int32_t)MM_ROW_SLICE, x.n_vocab - row.first);
+        const int32_t next = row.first + (int32_t)gridDim.x * MM_ROW_SLICE;
+        float l_next[MM_ROW_EACH]; /* asked for before this slice is worked on */
+        mm_load_part(l_next, logits + next, x.n_vocab - next, -INFINITY);
+#pragma unroll
+        for (int j = 0; j < MM_ROW_EACH; j++)
+            has_nan = has_nan || l[j] != l[j];
+        if (!is_greedy) {
+#pragma unroll
+            for (int j = 0; j < MM_ROW_EACH; j++)
+                low = l[j] > -INFINITY ? fminf(low, l[j]) : low;
+        }
+        if (is_plain)
+            mm_mask_never(x, row.first, row.forced, l);
+        else
+            apply_settings(x, row, logits + row.first, l, s.work);
+        if (!is_greedy) {
+#pragma unroll
+            for (int j = 0; j < MM_ROW_EACH; j++)
+                l[j] = __fdiv_rn(l[j], row.p->temperature);
+        }
+        const unsigned long long key = best_of_slice(row, l);
+        best = key < best ? key : best;
+        if (writes) {
+            float *to = x.work + (int64_t)r * x.n_vocab + row.first;
+#pragma unroll
+            for (int j = 0; j < MM_ROW_EACH; j++) {
+                const int32_t k = j * MM_ROW_THREADS + tid;
+                if (k < row.n)
+                    to[k] = is_greedy ? -INFINITY : l[j];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < MM_ROW_EACH; j++)
+            l[j] = l_next[j];
+    }
+    best = mm_block_min(best, &s.row);
+    low = -mm_block_max(-low, &s.row);
     has_nan = __syncthreads_or(has_nan) != 0;
     if (tid == 0)
         x.part[(int64_t)r * x.n_part + blockIdx.x] = {best, low, has_nan};
-    if (!is_greedy && has_selection(x, params)) { /* for the next kernel */
+    if (!is_greedy && has_selection(x, s.params)) { /* for the next kernel */
         for (int32_t b = (int32_t)blockIdx.x * MM_ROW_THREADS + tid; b < MM_ROW_BINS;
-             b += x.n_part * MM_ROW_THREADS) {
+             b += (int32_t)gridDim.x * MM_ROW_THREADS) {
             x.bin_count[(int64_t)r * MM_ROW_BINS + b] = 0;
             x.bin_mass[(int64_t)r * MM_ROW_BINS + b] = 0;
         }
     }
-    if (mm_row_last(&x.counter[r], (uint32_t)x.n_part, &s))
-        conclude_row(x, r, row, &s);
+    if (mm_row_last(&x.counter[r], gridDim.x, &s.row))
+        conclude_row(x, r, row, is_plain, &s);
 }
 
 /* ---------------------------------------------------------------- the op */
@@ -279,6 +347,15 @@ size_t mm_cuda_sample_scratch(const mm_op_shape *s)
     return sample > logprobs ? sample : logprobs;
 }
 
+int32_t mm_sample_blocks(const mm_op_context *c, int32_t n_part, int32_t n_row)
+{
+    const int32_t most = 2 * mm_cuda_of(c)->n_sm / n_row; /* two to an SM */
+    if (most >= n_part)
+        return n_part;
+    const int32_t turns = most > 0 ? (n_part + most - 1) / most : n_part;
+    return (n_part + turns - 1) / turns;
+}
+
 static mm_status check(const mm_op_context *c, const mm_sample_args *a)
 {
     const mm_cuda *cuda = mm_cuda_of(c);
@@ -305,7 +382,15 @@ mm_status mm_cuda_sample(const mm_op_context *c, const mm_sample_args *a)
     x.n_vocab = s->n_vocab;
     x.n_part = mm_row_parts(s->n_vocab);
     x.commit = a->commit;
+    x.work_ends = a->work_ends;
     memcpy(x.never_token, s->never_token, sizeof x.never_token);
+    x.never_first = INT32_MAX;
+    x.never_last = -1;
+    for (int k = 0; k < 16; k++) {
+        const int32_t id = s->never_token[k];
+        x.never_first = id >= 0 && id < x.never_first ? id : x.never_first;
+        x.never_last = id > x.never_last ? id : x.never_last;
+    }
     x.counter = c->stream->counter;
     const sample_sizes z = sizes_of(s);
     MM_TRY(mm_cuda_take(c, z.state, (void **)&x.state));
@@ -320,10 +405,13 @@ mm_status mm_cuda_sample(const mm_op_context *c, const mm_sample_args *a)
         x.first = a->first + at;
         x.logits = a->logits + (int64_t)at * s->n_vocab;
         x.work = a->work + (int64_t)at * s->n_vocab;
-        MM_TRY(mm_launch(c, "sample_prepare", sample_prepare, dim3((unsigned)x.n_part, (unsigned)n),
+        MM_TRY(mm_launch(c, "sample_prepare", sample_prepare,
+                         dim3((unsigned)mm_sample_blocks(c, x.n_part, n), (unsigned)n),
                          dim3(MM_ROW_THREADS), 0, x));
-        MM_TRY(mm_cuda_sample_filter(c, &x, n));
-        MM_TRY(mm_cuda_sample_draw(c, &x, n));
+        if (a->draw < MM_DRAW_UNFILTERED)
+            MM_TRY(mm_cuda_sample_filter(c, &x, n));
+        if (a->draw < MM_DRAW_GREEDY)
+            MM_TRY(mm_cuda_sample_draw(c, &x, n));
     }
     return MM_OK;
 }

@@ -42,7 +42,7 @@ MM_DEV_FN void choose_bins(const mm_sample_run &x, const mm_slot_params &p, cons
         *to = t;
 }
 
-static __global__ void __launch_bounds__(MM_ROW_THREADS) sample_count(mm_sample_run x)
+static __global__ void __launch_bounds__(MM_ROW_THREADS, 2) sample_count(mm_sample_run x)
 {
     __shared__ mm_bins bins;
     __shared__ mm_row_shared s;
@@ -52,17 +52,18 @@ static __global__ void __launch_bounds__(MM_ROW_THREADS) sample_count(mm_sample_
     if (!x.state[r].is_live || !x.state[r].selects)
         return;
     const mm_sample_state t = x.state[r];
+    const int32_t forced = x.out.token[x.first + r];
     mm_bins_clear(&bins);
-    const int32_t first = (int32_t)blockIdx.x * MM_ROW_SLICE;
-    const float *work = x.work + (int64_t)r * x.n_vocab;
-    float w[MM_ROW_EACH];
-    mm_load_part(w, work + first, x.n_vocab - first, -INFINITY);
     __syncthreads();
+    for (int32_t part = (int32_t)blockIdx.x; part < x.n_part; part += (int32_t)gridDim.x) {
+        float w[MM_ROW_EACH];
+        mm_load_work(x, t, r, forced, part * MM_ROW_SLICE, w);
 #pragma unroll
-    for (int j = 0; j < MM_ROW_EACH; j++) {
-        const bool valid = mm_is_alive(t, w[j]);
-        mm_bins_add_warp(&bins, valid, valid ? mm_bin_of(w[j], t.max, t.scale) : 0,
-                         valid ? mm_mass_of(t, w[j]) : 0);
+        for (int j = 0; j < MM_ROW_EACH; j++) {
+            const bool valid = mm_is_alive(t, w[j]);
+            mm_bins_add_warp(&bins, valid, valid ? mm_bin_of(w[j], t.max, t.scale) : 0,
+                             valid ? mm_mass_of(t, w[j]) : 0);
+        }
     }
     __syncthreads();
     uint32_t *count = x.bin_count + (int64_t)r * MM_ROW_BINS;
@@ -73,7 +74,7 @@ static __global__ void __launch_bounds__(MM_ROW_THREADS) sample_count(mm_sample_
             atomicAdd(&mass[b], (unsigned long long)mm_bins_mass(&bins, b));
         }
     }
-    if (!mm_row_last(&x.counter[r], (uint32_t)x.n_part, &s))
+    if (!mm_row_last(&x.counter[r], gridDim.x, &s))
         return;
     for (int32_t b = tid; b < MM_ROW_BINS; b += MM_ROW_THREADS) {
         const unsigned long long m = __ldcg(&mass[b]);
@@ -148,28 +149,30 @@ static __global__ void __launch_bounds__(MM_ROW_THREADS, 2) sample_collect(mm_sa
     if (!x.state[r].is_live || !x.state[r].selects)
         return;
     const mm_sample_state t = x.state[r];
-    const int32_t first = (int32_t)blockIdx.x * MM_ROW_SLICE;
-    const float *work = x.work + (int64_t)r * x.n_vocab;
+    const int32_t forced = x.out.token[x.first + r];
     uint64_t *list = x.list + (int64_t)r * MM_SAMPLE_LIST;
-    float w[MM_ROW_EACH];
-    uint32_t place[MM_ROW_EACH];
-    mm_load_part(w, work + first, x.n_vocab - first, -INFINITY);
-    if (tid == 0)
-        n_here = 0;
-    __syncthreads();
+    for (int32_t part = (int32_t)blockIdx.x; part < x.n_part; part += (int32_t)gridDim.x) {
+        const int32_t first = part * MM_ROW_SLICE;
+        float w[MM_ROW_EACH];
+        uint32_t place[MM_ROW_EACH];
+        mm_load_work(x, t, r, forced, first, w);
+        if (tid == 0)
+            n_here = 0;
+        __syncthreads();
 #pragma unroll
-    for (int j = 0; j < MM_ROW_EACH; j++)
-        place[j] = is_wanted(t, w[j]) ? atomicAdd(&n_here, 1u) : MM_ROW_SLICE;
-    __syncthreads();
-    if (tid == 0 && n_here > 0)
-        base = atomicAdd(&x.state[r].n_list, n_here);
-    __syncthreads();
+        for (int j = 0; j < MM_ROW_EACH; j++)
+            place[j] = is_wanted(t, w[j]) ? atomicAdd(&n_here, 1u) : MM_ROW_SLICE;
+        __syncthreads();
+        if (tid == 0 && n_here > 0)
+            base = atomicAdd(&x.state[r].n_list, n_here);
+        __syncthreads();
 #pragma unroll
-    for (int j = 0; j < MM_ROW_EACH; j++) {
-        if (place[j] < MM_ROW_SLICE && base + place[j] < MM_SAMPLE_LIST)
-            list[base + place[j]] = mm_row_key(w[j], first + j * MM_ROW_THREADS + tid);
+        for (int j = 0; j < MM_ROW_EACH; j++) {
+            if (place[j] < MM_ROW_SLICE && base + place[j] < MM_SAMPLE_LIST)
+                list[base + place[j]] = mm_row_key(w[j], first + j * MM_ROW_THREADS + tid);
+        }
     }
-    if (!mm_row_last(&x.counter[r], (uint32_t)x.n_part, &s))
+    if (!mm_row_last(&x.counter[r], gridDim.x, &s))
         return;
     const mm_slot_params p = x.s.params[x.out.row_slot[x.first + r]];
     const uint32_t n = __ldcg(&x.state[r].n_list);
@@ -195,8 +198,9 @@ static __global__ void __launch_bounds__(MM_ROW_THREADS, 2) sample_collect(mm_sa
             p, t,
             [&](auto fn) {
                 for (int32_t id = tid; id < x.n_vocab + tid % 32; id += MM_ROW_THREADS) {
-                    const bool valid = id < x.n_vocab && is_wanted(t, work[id]);
-                    fn(valid, valid ? mm_row_key(work[id], id) : 0);
+                    const float w = id < x.n_vocab ? mm_work_at(x, t, r, forced, id) : -INFINITY;
+                    const bool valid = is_wanted(t, w);
+                    fn(valid, valid ? mm_row_key(w, id) : 0);
                 }
             },
             &x.state[r], &bins, &s);
@@ -205,7 +209,7 @@ static __global__ void __launch_bounds__(MM_ROW_THREADS, 2) sample_collect(mm_sa
 
 mm_status mm_cuda_sample_filter(const mm_op_context *c, const mm_sample_run *x, int32_t n_row)
 {
-    const dim3 grid((unsigned)x->n_part, (unsigned)n_row);
+    const dim3 grid((unsigned)mm_sample_blocks(c, x->n_part, n_row), (unsigned)n_row);
     MM_TRY(mm_launch(c, "sample_count", sample_count, grid, dim3(MM_ROW_THREADS), 0, *x));
     return mm_launch(c, "sample_collect", sample_collect, grid, dim3(MM_ROW_THREADS), 0, *x);
 }

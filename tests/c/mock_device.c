@@ -108,7 +108,8 @@ typedef enum op_kind {
     OP_HEAD,
     OP_SAMPLE,
     OP_LOGPROBS,
-    OP_ZERO
+    OP_ZERO,
+    OP_DOWNLOAD
 } op_kind;
 
 typedef struct node {
@@ -131,6 +132,11 @@ typedef struct node {
             void *dst;
             size_t n_bytes;
         } zero;
+        struct {
+            void *const *to;
+            const void *src;
+            size_t n_bytes;
+        } download;
     } a;
 } node;
 
@@ -167,6 +173,10 @@ static mm_status run_node(const node *n)
         return r->logprobs(&n->c, &n->a.logprobs);
     case OP_ZERO:
         memset(n->a.zero.dst, 0, n->a.zero.n_bytes);
+        return MM_OK;
+    case OP_DOWNLOAD:
+        mock.n_download++;
+        memcpy(*n->a.download.to, n->a.download.src, n->a.download.n_bytes);
     }
     return MM_OK;
 }
@@ -325,6 +335,17 @@ static mm_status mock_download(mm_backend *b, mm_stream *s, void *dst, const voi
     return move(dst, src, n);
 }
 
+static mm_status mock_download_to(mm_backend *b, mm_stream *s, void *const *to, const void *src,
+                                  size_t n_bytes)
+{
+    (void)b, (void)s;
+    node n = {.kind = OP_DOWNLOAD};
+    n.a.download.to = to;
+    n.a.download.src = src;
+    n.a.download.n_bytes = n_bytes;
+    return submit(&n);
+}
+
 static mm_status mock_zero(mm_backend *b, mm_stream *s, void *dst, size_t n_bytes)
 {
     (void)b, (void)s;
@@ -421,6 +442,7 @@ mm_status mm_cuda_backend(uint32_t abi, const mm_host_services *services,
     b->upload = mock_copy;
     b->download = mock_download;
     b->copy = mock_copy;
+    b->download_to = mock_download_to;
     b->zero = mock_zero;
     b->graph_begin = mock_graph_begin;
     b->graph_end = mock_graph_end;
@@ -432,6 +454,7 @@ mm_status mm_cuda_backend(uint32_t abi, const mm_host_services *services,
     snprintf(b->props.tier, sizeof b->props.tier, "mock");
     snprintf(b->props.device, sizeof b->props.device, "ref behind a wall");
     b->props.is_host = false;
+    b->props.reads_host = true;
     b->props.has_graph = services->graph != 0;
     b->props.memory_total = (int64_t)8 << 30;
     b->props.memory_free = (int64_t)8 << 30;

@@ -403,6 +403,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t g, unsigned l
     return result(cudaSuccess);
 }
 
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
+{
+    return result(cudaSuccess);
+}
+
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s)
 {
     return enqueue(s, [g] {

@@ -68,6 +68,11 @@ MM_DEV_FN uint32_t mm_mul_bf16x2(uint32_t a, uint32_t b)
 {
     return mm_f32x2_bf16x2(mm_bf16_lo(a) * mm_bf16_lo(b), mm_bf16_hi(a) * mm_bf16_hi(b));
 }
+template <int HALF> MM_DEV_FN uint32_t mm_mul_bf16x2_half(uint32_t a, uint32_t b)
+{
+    const uint32_t h = HALF == 0 ? b & 0xFFFFu : b >> 16;
+    return mm_mul_bf16x2(a, h | h << 16);
+}
 MM_DEV_FN uint32_t mm_prmt(uint32_t a, uint32_t b, uint32_t sel)
 {
     const uint64_t v = (uint64_t)b << 32 | a;
@@ -85,6 +90,10 @@ MM_DEV_FN float mm_e4m3_f32(uint32_t c)
 MM_DEV_FN uint32_t mm_f32_e4m3(float x)
 {
     return mm_e4m3_from_f32(x);
+}
+MM_DEV_FN uint32_t mm_f32x2_e4m3x2(float lo, float hi)
+{
+    return mm_f32_e4m3(lo) | mm_f32_e4m3(hi) << 8;
 }
 MM_DEV_FN void mm_e4m3x4_bf16x4(uint32_t c, uint32_t out[2])
 {
@@ -121,6 +130,10 @@ MM_DEV_FN float emu_f16_f32(uint32_t h)
 
 /* ---------------------------------------------------------------- memory */
 
+MM_DEV_FN uint32_t mm_atomic_add_acq_rel(uint32_t *p, uint32_t v)
+{
+    return atomicAdd(p, v);
+}
 MM_DEV_FN uint4 mm_ld_stream(const void *p)
 {
     emu_check_aligned(p, 16, "mm_ld_stream");
@@ -129,6 +142,15 @@ MM_DEV_FN uint4 mm_ld_stream(const void *p)
 MM_DEV_FN void mm_cp_async16(void *smem, const void *gmem, bool valid)
 {
     emu_copy_start(smem, gmem, valid);
+}
+MM_DEV_FN void mm_prefetch_l2(const void *p)
+{
+    (void)*(const volatile uint8_t *)p; /* must be memory of ours */
+}
+MM_DEV_FN void mm_cp_async16_if(bool is_wanted, void *smem, const void *gmem)
+{
+    if (is_wanted)
+        emu_copy_start(smem, gmem, true);
 }
 MM_DEV_FN void mm_cp_async_commit()
 {
@@ -233,6 +255,13 @@ MM_DEV_FN void mm_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
     emu_mma_arg x = {d, a, b};
     emu_collective(0xFFFFFFFFu, emu_mma_op<true>, "mma", &x);
+}
+
+/* ---------------------------------------------------------------- barriers */
+
+MM_DEV_FN void mm_bar_sync(int id, int n_thread)
+{
+    emu_barrier(id, (uint32_t)n_thread, true, false);
 }
 
 /* ---------------------------------------------------------------- order of launches */
