@@ -7,8 +7,8 @@
 An op is captured many times in one graph, cycling through copies of its weights or through other
 choices so that no copy is found in the L2 cache; the time of one is the difference of two graphs of
 different length, divided by the difference of their lengths, so that it holds the gaps between
-launches but not the launch of the graph. Floor: bytes read once at the copy bandwidth measured
-first. Needs the test extension (MM_DEV=1).
+launches but not the launch of the graph. Floor: bytes moved once at the copy bandwidth, or
+operations at the rate of matrix products, both measured first. Needs the test extension (MM_DEV=1).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from benchlib import Row, add_rows
+from device_ceiling import NOMINAL_BANDWIDTH, NOMINAL_RATE, look_at_device
 from numpy.typing import NDArray
 
 HERE = Path(__file__).resolve().parent
@@ -77,6 +78,7 @@ class Bench:
     n_bytes: float  # that one call must move
     peer_us: float = 0.0
     note: str = ""
+    n_op: float = 0.0  # operations of its products, where they may take longer than the bytes
 
 
 def machine_of(bench: Bench) -> Machine:
@@ -178,18 +180,23 @@ def time_us(m: Machine, runs: list[Callable[[], None]], n: int) -> float:
         return call
 
     runs[0]()  # loads the kernels before anything is captured
+    one = seconds_of(m, m.capture(many(1)), 1)
+    n = min(n, max(2, int(10e-3 / one)))  # an op of a chunk takes milliseconds
     short, long = m.capture(many(n)), m.capture(many(4 * n))
     return (seconds_of(m, long) - seconds_of(m, short)) / (3 * n) * 1e6
 
 
-def measure(bench: Bench, bandwidth: float, n: int) -> Row:
+def measure(bench: Bench, bandwidth: float, rate: float, n: int) -> Row:
     with machine_of(bench) as m:
         runs, check = bench.prepare(m)
         us = time_us(m, runs, max(n, len(runs)))
         if np.isnan(check()).any():
             raise SystemExit(f"{bench.name} {bench.params}: NaN in the result")
-    floor = bench.n_bytes / bandwidth * 1e6
-    share = f"{bench.n_bytes / 1e6:.1f} MB, {100 * floor / us:.0f} % of the copy bandwidth"
+    bytes_us, op_us = bench.n_bytes / bandwidth * 1e6, bench.n_op / rate * 1e6
+    floor = max(bytes_us, op_us)
+    share = f"{bench.n_bytes / 1e6:.1f} MB, {100 * bytes_us / us:.0f} % of the copy bandwidth"
+    if bench.n_op:
+        share += f", {bench.n_op / 1e9:.0f} GFLOP, {100 * op_us / us:.0f} % of the matrix rate"
     return Row(
         bench.name,
         bench.params,
@@ -208,14 +215,6 @@ def families() -> dict[str, Callable[[bool], Iterator[Bench]]]:
     """name -> benches(quick) of every file cuda_<name>.py beside this one."""
     names = sorted(p.stem for p in HERE.glob("cuda_*.py"))
     return {n.removeprefix("cuda_"): importlib.import_module(n).benches for n in names}
-
-
-def copy_bandwidth() -> tuple[str, float]:
-    """Name of the device and bytes per second of a device copy; the emulator has none."""
-    from bench_cuda_step import look_at_device
-
-    name, bandwidth = look_at_device()
-    return name, bandwidth or 4.3e12
 
 
 def main(argv: list[str]) -> None:
@@ -238,11 +237,17 @@ def main(argv: list[str]) -> None:
         for b in benches:
             print(f"{b.name:14} {b.params:44} {b.n_bytes / 1e6:9.2f} MB")
         return
-    device, bandwidth = copy_bandwidth()
-    print(f"{device}: copy {bandwidth / 1e12:.2f} TB/s", flush=True)
-    rows = [Row("ceiling", "device copy", f"{bandwidth / 1e12:.3f}", "TB/s")]
+    device, bandwidth, rate = look_at_device()
+    rows = []
+    if bandwidth:
+        rows.append(Row("copy_bandwidth", f"device={device}", f"{bandwidth / 1e12:.4g}", "TB/s"))
+    if rate:
+        size = f"device={device} bf16 8192^3"
+        rows.append(Row("matrix_rate", size, f"{rate / 1e12:.4g}", "TFLOP/s"))
+    bandwidth, rate = bandwidth or NOMINAL_BANDWIDTH, rate or NOMINAL_RATE
+    print(f"{device}: {bandwidth / 1e12:.2f} TB/s, {rate / 1e12:.0f} TFLOP/s", flush=True)
     for b in benches:
-        row = measure(b, bandwidth, args.calls)
+        row = measure(b, bandwidth, rate, args.calls)
         print(
             f"{row.name:14} {row.params:44} {row.value:>9} us  floor {row.floor:>8}  "
             f"peer {row.peer:>6}  {row.note}",

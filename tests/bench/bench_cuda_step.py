@@ -7,14 +7,13 @@ The shard computes what one of `world` devices would, with collectives left out.
 prefilled: pages hold noise (`dummy_context`), so a step at a million tokens needs no million-token
 prefill. Decode steps are timed on the host between two commits, many steps apart, and on the device
 by events around each step (MM_PROFILE=2); the phases come from a second process that times every op
-(MM_PROFILE=1). Floors: bytes of the step (or operations of the chunk) at the copy bandwidth that is
-measured first; peers: the fastest public kernels chained on the same GPU, collectives excluded.
+(MM_PROFILE=1). Floors: shard_work.py, at the ceilings that are measured first; peers: the fastest
+public kernels chained on the same GPU, collectives excluded.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import re
@@ -28,75 +27,16 @@ from typing import Any
 
 import numpy as np
 from benchlib import Row, add_rows
+from device_ceiling import NOMINAL_BANDWIDTH, NOMINAL_RATE, look_at_device
+from shard_work import Work, step_seconds, step_work
 
 HERE = Path(__file__).resolve().parent
-NOMINAL = 4.3e12  # bytes per second that the floors below are written for
-# (batch, context) -> ms of one TP8 step: floor at NOMINAL, best public engine's kernels
-FLOOR = {(1, 8192): 0.693, (8, 8192): 2.178, (64, 8192): 7.974}
+# (batch, context) -> ms of one TP8 step of 60 layers, the best public engine's kernels
 PEER = {(1, 8192): 5.03, (8, 8192): 7.25, (64, 8192): 16.7, (1, 1 << 20): 8.0}
-INDEX_BYTES = 60 * 128  # index keys that a step reads per token of context and sequence, FP8
-PREFILL_FLOOR, PREFILL_PEER = 70.0, 264.0  # ms of an 8192-token chunk of a TP8 shard, FP8 caches
+PREFILL_PEER = 264.0  # ms of an 8192-token chunk of a TP8 shard, FP8 caches
 
 
-# ---------------------------------------------------------------- the device itself
-
-
-class Driver:
-    """A few calls of the CUDA driver: a copy between device buffers, timed by events."""
-
-    def __init__(self) -> None:
-        self.lib = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-        name = ctypes.create_string_buffer(96)
-        self.call("cuDeviceGetName", name, 96, device)
-        self.name = name.value.decode()
-
-    def call(self, name: str, *args: Any) -> None:
-        code = getattr(self.lib, name)(*args)
-        if code != 0:
-            raise RuntimeError(f"{name} returned {code}")
-
-    def copy_bandwidth(self, n_bytes: int = 2 << 30, repeats: int = 10) -> float:
-        """Bytes read plus bytes written per second; the best of `repeats`."""
-        a, b = ctypes.c_uint64(), ctypes.c_uint64()
-        begin, end = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuMemAlloc_v2", ctypes.byref(a), ctypes.c_size_t(n_bytes))
-        self.call("cuMemAlloc_v2", ctypes.byref(b), ctypes.c_size_t(n_bytes))
-        noise = np.random.default_rng(0).integers(0, 2**63, 1 << 20, dtype=np.uint64)
-        for at in range(0, n_bytes, noise.nbytes):
-            self.call(
-                "cuMemcpyHtoD_v2",
-                ctypes.c_uint64(a.value + at),
-                noise.ctypes.data_as(ctypes.c_void_p),
-                ctypes.c_size_t(min(noise.nbytes, n_bytes - at)),
-            )
-        self.call("cuEventCreate", ctypes.byref(begin), 0)
-        self.call("cuEventCreate", ctypes.byref(end), 0)
-        best = float("inf")
-        for _ in range(repeats):
-            self.call("cuEventRecord", begin, None)
-            self.call("cuMemcpyDtoDAsync_v2", b, a, ctypes.c_size_t(n_bytes), None)
-            self.call("cuEventRecord", end, None)
-            self.call("cuEventSynchronize", end)
-            ms = ctypes.c_float()
-            self.call("cuEventElapsedTime", ctypes.byref(ms), begin, end)
-            best = min(best, ms.value)
-        for p in (a, b):
-            self.call("cuMemFree_v2", p)
-        return 2 * n_bytes / (best * 1e-3)
-
-
-def look_at_device() -> tuple[str, float]:
-    """(name, copy bandwidth); ("no driver", 0) where the library has none (the emulator)."""
-    try:
-        driver = Driver()
-    except OSError:
-        return "no driver", 0.0
-    return driver.name, driver.copy_bandwidth()
+# ---------------------------------------------------------------- the model
 
 
 def device_name() -> str:
@@ -105,9 +45,6 @@ def device_name() -> str:
 
     text = next((text for name, usable, text in _core.backends() if name == "cuda" and usable), "")
     return text.split(", ")[1] if ", " in text else "no device"
-
-
-# ---------------------------------------------------------------- the model
 
 
 def model_config(layers: int, small: bool) -> dict[str, Any]:
@@ -159,6 +96,7 @@ def open_llm(folder: Path, options: argparse.Namespace) -> Any:
         enable_prefix_caching=False,
         cuda_graph_batch_sizes=sorted(set(options.batch)),
         enforce_eager=options.eager,
+        **({"deterministic": "batch_invariant"} if options.invariant else {}),
         skip_tokenizer_init=True,
         threads=len(os.sched_getaffinity(0)),
     )
@@ -223,60 +161,80 @@ def profile_lines(llm: Any) -> list[dict[str, str]]:
     return found
 
 
-def floor_ms(batch: int, context: int, bandwidth: float, options: argparse.Namespace) -> str:
-    """Only for what the table was made for: a TP8 shard of 60 layers."""
-    if options.shard != [0, 8] or options.layers != 60 or (batch, 8192) not in FLOOR:
-        return ""
-    more = batch * (context - 8192) * INDEX_BYTES / NOMINAL * 1e3
-    return f"{(FLOOR[batch, 8192] + more) * NOMINAL / (bandwidth or NOMINAL):.3f}"
+def look(options: argparse.Namespace) -> tuple[str, float, float]:
+    return (device_name(), 0.0, 0.0) if options.no_ceiling else look_at_device()
+
+
+def work_of(
+    options: argparse.Namespace, folder: Path, sequences: int, rows: int, context: int
+) -> dict[str, Work]:
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    return step_work(text, options.shard[1], sequences, rows, context)
+
+
+def place(options: argparse.Namespace) -> str:
+    """What all steps of this run have in common."""
+    text = f"shard={options.shard[0]}/{options.shard[1]} layers={options.layers} fp8"
+    return text + (" batch_invariant" if options.invariant else "")
+
+
+def is_peers(options: argparse.Namespace) -> bool:
+    """What the peers' numbers are for: a TP8 shard of all layers."""
+    return bool(options.shard == [0, 8] and options.layers == 60 and not options.small)
 
 
 def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
-    device, bandwidth = look_at_device()
+    device, measured, products = look(options)
+    bandwidth, rate = measured or NOMINAL_BANDWIDTH, products or NOMINAL_RATE
     began = time.perf_counter()
     llm = open_llm(folder, options)
     opened = time.perf_counter() - began
     info = llm._info
     note = f"{device}, tier {info['tier']}, copy {bandwidth / 1e12:.3f} TB/s (read + write)"
-    where = f"shard={options.shard[0]}/{options.shard[1]} layers={options.layers} fp8"
-    rows = [
-        Row("copy_bandwidth", f"device={device}", f"{bandwidth / 1e12:.4g}", "TB/s"),
-        Row("engine_open", where, f"{opened:.3g}", "s", note="dummy weights, graphs captured"),
-    ]
+    note += "" if measured else ", not measured"
+    where = place(options)
+    rows = [Row("engine_open", where, f"{opened:.3g}", "s", note="dummy weights, graphs captured")]
+    if measured:
+        rows.append(Row("copy_bandwidth", f"device={device}", f"{measured / 1e12:.4g}", "TB/s"))
+    if products:
+        size = f"device={device} bf16 8192^3"
+        rows.append(Row("matrix_rate", size, f"{products / 1e12:.4g}", "TFLOP/s"))
     work = [(b, c) for c in options.context for b in options.batch]
     work += [(1, c) for c in options.long]
     for batch, context in work:
         if context < 1 << 18:
             decode(llm, batch, context, 8)  # warm
         t = decode(llm, batch, context, options.steps)
-        floor = floor_ms(batch, context, bandwidth, options)
-        peer = str(PEER.get((batch, context), "")) if options.shard == [0, 8] else ""
+        work_floor = work_of(options, folder, batch, batch, context)
+        floor = f"{1e3 * step_seconds(work_floor, bandwidth, rate):.3f}"
+        peer = str(PEER.get((batch, context), "")) if is_peers(options) else ""
         params = f"{where} batch={batch} context={context}"
         rows.append(Row("decode_step", params, f"{1e3 * t['step']:.4g}", "ms", floor, peer, note))
         rows.append(Row("host_step", params, f"{1e6 * t['host']:.4g}", "us", note=note))
         print(
             f"decode batch {batch} context {context}: {1e3 * t['step']:.3f} ms "
-            f"(floor {floor or '?'}, peer {peer or '?'}), host {1e6 * t['host']:.1f} us",
+            f"(floor {floor}, peer {peer or '?'}), host {1e6 * t['host']:.1f} us",
             flush=True,
         )
     if options.chunk:
         seconds = prefill(llm, options.chunk)
-        known = options.shard == [0, 8] and options.layers == 60 and options.chunk == 8192
+        work_floor = work_of(options, folder, 1, options.chunk, options.chunk)
+        is_known = is_peers(options) and options.chunk == 8192
         rows.append(
             Row(
                 "prefill_chunk",
                 f"{where} tokens={options.chunk}",
                 f"{1e3 * seconds:.4g}",
                 "ms",
-                str(PREFILL_FLOOR) if known else "",
-                str(PREFILL_PEER) if known else "",
-                note,
+                f"{1e3 * step_seconds(work_floor, bandwidth, rate):.1f}",
+                str(PREFILL_PEER) if is_known else "",
+                f"{options.chunk / seconds:.0f} tok/s; {note}",
             )
         )
-        rate = options.chunk / seconds
-        print(f"prefill {options.chunk}: {1e3 * seconds:.1f} ms, {rate:.0f} tok/s", flush=True)
+        speed = options.chunk / seconds
+        print(f"prefill {options.chunk}: {1e3 * seconds:.1f} ms, {speed:.0f} tok/s", flush=True)
     for line in profile_lines(llm):
-        if line["name"] in ("gpu_step", "gpu_idle") and int(line["steps"]) >= 8:
+        if line["name"].startswith(("gpu_", "host_")) and int(line["steps"]) >= 8:
             params = (
                 f"{where} sequences={line['sequences']} rows={line['rows']} "
                 f"context<={line['context']}"
@@ -286,9 +244,22 @@ def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
     return rows
 
 
+def floor_of_phase(options: argparse.Namespace, folder: Path, line: dict[str, str]) -> Work | None:
+    """Of an op over a step. The log rounds contexts up to a power of two: it was the longest of the
+    contexts that ran and are not above that."""
+    sequences, rows, bucket = (int(line[k]) for k in ("sequences", "rows", "context"))
+    ran = [*options.context, *options.long] if sequences == rows else [options.chunk]
+    context = max((c for c in ran if c <= bucket), default=0)
+    if context == 0 or rows % sequences != 0 or rows // sequences > context:
+        return None
+    return work_of(options, folder, sequences, rows, context).get(line["name"])
+
+
 def phases_run(options: argparse.Namespace, folder: Path) -> list[Row]:
+    _, bandwidth, rate = look(options)
+    bandwidth, rate = bandwidth or NOMINAL_BANDWIDTH, rate or NOMINAL_RATE
     llm = open_llm(folder, options)
-    where = f"shard={options.shard[0]}/{options.shard[1]} layers={options.layers} fp8"
+    where = place(options)
     for context in options.context:
         for batch in options.batch:
             decode(llm, batch, context, options.phase_steps)
@@ -302,9 +273,13 @@ def phases_run(options: argparse.Namespace, folder: Path) -> list[Row]:
             f"{where} sequences={line['sequences']} rows={line['rows']} "
             f"context<={line['context']} op={line['name']}"
         )
-        note = f"share {line['share']}, {line['calls']} calls, {line['steps']} steps"
-        rows.append(Row("phase", params, line["us"], "us", note=note))
-        print(f"{params}: {line['us']} us, {note}", flush=True)
+        note = f"share {line['share']}, {line['calls']} calls, {line['steps']} steps, no graphs"
+        work, floor = floor_of_phase(options, folder, line), ""
+        if work is not None:
+            us = 1e6 * work.seconds(bandwidth, rate)
+            floor, note = f"{us:.1f}", f"{100 * us / float(line['us']):.0f} % of its floor; {note}"
+        rows.append(Row("phase", params, line["us"], "us", floor, note=note))
+        print(f"{params}: {line['us']} us, floor {floor or '?'}, {note}", flush=True)
     return rows
 
 
@@ -328,9 +303,13 @@ def main() -> None:
     parser.add_argument("--phase-steps", type=int, default=0, help="0: 16, or 6 quick")
     parser.add_argument("--layers", type=int, default=60)
     parser.add_argument("--shard", nargs=2, type=int, default=[0, 8], metavar=("RANK", "WORLD"))
+    parser.add_argument("--invariant", action="store_true", help="batch-invariant mode: its cost")
     parser.add_argument("--eager", action="store_true", help="no captured graphs")
     parser.add_argument("--small", action="store_true", help="a narrow model: tries the script")
     parser.add_argument("--no-phases", action="store_true")
+    parser.add_argument(
+        "--no-ceiling", action="store_true", help="floors of an H200 as it is named"
+    )
     parser.add_argument("--out", type=Path, help="default: this machine's file in results")
     parser.add_argument("--run", choices=["main", "phases"], help=argparse.SUPPRESS)
     options = parser.parse_args()

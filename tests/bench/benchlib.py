@@ -56,14 +56,19 @@ def slug(name: str) -> str:
 
 
 def commit() -> str:
-    """Short id of the measured commit; `+` when files differ from it, `none` without one."""
+    """Short id of the measured commit; `+` when files differ from it, `none` without one. Where a
+    copy of a tree is measured, git there may not know it: MM_BENCH_COMMIT says what it is."""
 
     def git(*args: str) -> str | None:
         done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else None
 
     head = git("rev-parse", "--short=10", "HEAD")
-    return "none" if head is None else head + ("+" if git("status", "--porcelain") else "")
+    is_exact = head is not None and not git("status", "--porcelain")
+    given = os.environ.get("MM_BENCH_COMMIT", "")
+    if given and not is_exact:
+        return given
+    return "none" if head is None else head + ("" if is_exact else "+")
 
 
 def add_rows(rows: list[Row], path: Path | None = None, name: str | None = None) -> Path:

@@ -1,5 +1,5 @@
-"""Attention of a prefill chunk of 8192 new tokens behind a context: scores, choice of blocks and
-sparse attention; the same with blocks given (attention alone); a dense layer."""
+"""A prefill chunk of 8192 new tokens, one TP8 rank: the experts, the products, attention behind a
+context (scores, choice of blocks and sparse attention; the same with blocks given; dense)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import reference as R
-from bench_cuda_ops import Array, Bench, fill
+from bench_cuda_ops import Array, Bench, fill, packed, weight_bytes
 from cuda_linear import act
+from cuda_moe import N_ROUTING, moe, routing
 from op_driver import CACHE, PAGE, Machine
 
 NEW = 8192
-PEAK = 745e12  # bf16 products per second of a large matrix product on an H200
 ROW_BYTES = {"bf16": 256, "fp8": 128, "nvfp4": 72}
 # us of the better of the public kernels: scores, choice and attention
 PEER = {
@@ -65,7 +65,7 @@ def prefill(
 
 
 def work(fmt: str, context: int, kind: str) -> tuple[float, float]:
-    """(bytes read and written once, products) of one call."""
+    """(bytes read and written once, operations of its products) of one call."""
     row, position = ROW_BYTES[fmt], np.arange(context - NEW, context)
     n_byte = context * 2.0 * row + NEW * 2 * 8 * 256.0
     if kind == "dense":
@@ -90,12 +90,69 @@ def bench(name: str, fmt: str, context: int, kind: str) -> Bench:
         max_logit_rows=1,
     )
     peer = PEER.get((fmt, context), 0.0) if kind == "msa" else 0.0
-    note = f"{n_op / 1e9:.0f} GFLOP, {n_op / PEAK * 1e6:.0f} us at {PEAK / 1e12:.0f} TFLOP/s"
     params = f"tp8 {fmt} new {NEW} context {context // 1024}K"
-    return Bench(name, params, sizes, prefill(fmt, context, kind), n_byte, peer, note)
+    return Bench(name, params, sizes, prefill(fmt, context, kind), n_byte, peer, n_op=n_op)
+
+
+# us of the better of the public kernels: experts without the shared one; o with add and norm;
+# gate-up and down of the dense MLP
+EXPERTS_PEER = {256: 251.5, 2048: 463.3, 8192: 1394.6}
+OUT_PEER, MLP_PEER = {8192: 235.7}, {8192: 563.7}
+
+
+def experts(rows: int) -> Bench:
+    d, width = 6144, 384
+    distinct = float(np.mean([len(np.unique(routing(rows, i))) for i in range(N_ROUTING)]))
+    n_byte = 3 * (distinct * weight_bytes("nvfp4", d, width) + weight_bytes("mxfp8", d, width))
+    return Bench(
+        "moe_experts",
+        f"tp8 nvfp4 rows {rows}",
+        dict(max_rows=rows, max_seqs=rows),
+        moe(rows),
+        n_byte + rows * d * 8.0,
+        EXPERTS_PEER.get(rows, 0.0),
+        f"{distinct:.1f} experts, shared expert, end of branch",
+        6.0 * rows * 5 * d * width,
+    )
+
+
+def product(kind: str, rows: int) -> Bench:
+    """attn_out without a router (o, add, norm), or the dense MLP, over rows of one sequence."""
+
+    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
+        d, f = m.sizes["d_model"], m.sizes["d_dense"]
+        seq = m.step(R.Step([rows], [0], [0], [list(range(1, rows // PAGE + 2))]))
+        x, h, out = act(m, 3, rows, d), act(m, 4, rows, d), m.new_act(rows, d)
+        norm_w = m.put(np.zeros(d, np.float32))
+        if kind == "attn_out":
+            args = dict(wo=packed(m, "mxfp8", d, 1024), o=act(m, 5, rows, 1024), x=x, h=out)
+        else:
+            args = dict(gate_up=packed(m, "mxfp8", 2 * f, d), down=packed(m, "mxfp8", d, f), x=x)
+            args |= dict(h=h, h_out=out)
+        return [lambda: m.run(kind, seq, norm_w=norm_w, **args)], lambda: m.get_act(out)
+
+    n_weight, inner = (1024, 1024) if kind == "attn_out" else (3 * 1536, 0)
+    n_byte = weight_bytes("mxfp8", 6144, n_weight) + rows * 2.0 * (3 * 6144 + inner)
+    peer = (OUT_PEER if kind == "attn_out" else MLP_PEER).get(rows, 0.0)
+    sizes = dict(max_rows=rows, max_seqs=1)
+    note = "o, add, norm" if kind == "attn_out" else "dense MLP, add, norm"
+    return Bench(
+        "linear",
+        f"tp8 mxfp8 {kind} rows {rows}",
+        sizes,
+        prepare,
+        n_byte,
+        peer,
+        note,
+        2.0 * rows * 6144 * n_weight,
+    )
 
 
 def benches(quick: bool) -> Iterator[Bench]:
+    for rows in (8192,) if quick else (256, 2048, 8192):
+        yield experts(rows)
+        yield product("attn_out", rows)
+        yield product("mlp", rows)
     for fmt in ("fp8", "bf16") if quick else ("fp8", "bf16", "nvfp4"):
         for context in (8192, 65536, 262144):
             if quick and (fmt, context) == ("bf16", 262144):

@@ -1,4 +1,5 @@
-"""From logits to tokens, and log-probabilities of what was drawn."""
+"""From logits to tokens, as in a step of which nobody wants log-probabilities; and those, of what
+was drawn."""
 
 from __future__ import annotations
 
@@ -7,16 +8,24 @@ from typing import Any
 
 import numpy as np
 from bench_cuda_ops import L2_BYTES, Array, Bench
+from c_structs import CONSTANTS
 from op_driver import Machine, Slots, out_view, params_rows
 
 Prepare = Callable[[Machine], tuple[list[Callable[[], None]], Callable[[], Array]]]
-SETTINGS: dict[str, dict[str, Any]] = {
-    "greedy": dict(temperature=0.0),
-    "temperature": dict(temperature=0.9),
-    "top_k 50, top_p 0.95": dict(temperature=0.9, top_k=50, top_p=0.95),
-    "top_p 0.9": dict(temperature=1.0, top_p=0.9),
-    "top_p 0.95, flat": dict(temperature=6.0, top_p=0.95),  # most ids stay
-    "penalties, greedy": dict(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.1),
+GREEDY, UNFILTERED, ANY = (CONSTANTS[f"MM_DRAW_{n}"] for n in ("GREEDY", "UNFILTERED", "ANY"))
+# settings, what the engine knows of them, how often a row is read
+SETTINGS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "greedy": (dict(temperature=0.0), GREEDY, 1),
+    "greedy among others": (dict(temperature=0.0), ANY, 1),
+    "temperature": (dict(temperature=0.9), UNFILTERED, 2),
+    "top_k 50, top_p 0.95": (dict(temperature=0.9, top_k=50, top_p=0.95), ANY, 4),
+    "top_p 0.9": (dict(temperature=1.0, top_p=0.9), ANY, 4),
+    "top_p 0.95, flat": (dict(temperature=6.0, top_p=0.95), ANY, 4),  # most ids stay
+    "penalties, greedy": (
+        dict(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.1),
+        GREEDY,
+        1,
+    ),
 }
 
 
@@ -40,13 +49,15 @@ def slots_of(m: Machine, rows: int, settings: dict[str, Any]) -> Slots:
     return m.slots(rows, params=params_rows(many))
 
 
-def sample(rows: int, n_vocab: int, settings: dict[str, Any]) -> Prepare:
+def sample(rows: int, n_vocab: int, settings: dict[str, Any], draw: int) -> Prepare:
     def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
         slots, out = slots_of(m, rows, settings), out_view(m, rows)
+        args: dict[str, Any]
         work = m.new((rows, n_vocab), np.float32)
         token = m.put(np.full(rows, -1, np.int32))
         flag = m.put(np.zeros(rows, np.uint8))
         args = dict(work=work, slots=slots.struct, out=out, first=0, n=rows, commit=False)
+        args |= dict(draw=draw, work_ends=True)
         runs: list[Callable[[], None]] = []
         for logits in copies_of(m, rows, n_vocab):
             runs.append(
@@ -87,14 +98,13 @@ def benches(quick: bool) -> Iterator[Bench]:
     for n_vocab in vocabularies:
         for rows in (1, 64) if quick else (1, 8, 64):
             sizes = dict(n_vocab=n_vocab, n_vocab_local=n_vocab)
-            for name, settings in SETTINGS.items():
-                n_bytes = 8.0 * rows * n_vocab  # logits read, processed ones written
+            for name, (settings, draw, reads) in SETTINGS.items():
                 yield Bench(
                     "sample",
                     f"{name}, V {n_vocab} rows {rows}",
                     sizes,
-                    sample(rows, n_vocab, settings),
-                    n_bytes,
+                    sample(rows, n_vocab, settings, draw),
+                    4.0 * reads * rows * n_vocab,
                 )
             for n_top in (0, 20):
                 yield Bench(
