@@ -96,10 +96,8 @@ def check_message(output: RequestOutput, thinking: str, use_tools: bool) -> None
     message = one.message
     assert message is not None and one.finish_reason in ("stop", "length")
     if message.parse_error is None:
-        # Without tools a call block is text like any other: a model may write one.
-        marks = MARKS if use_tools else MARKS[1:]
         for text in (message.reasoning_content or "", message.content or ""):
-            assert not any(mark in text for mark in marks), text
+            assert not any(mark in text for mark in MARKS), text
         for call in message.tool_calls or ():
             assert not any(mark in call.function.arguments for mark in MARKS)
             assert isinstance(call.parsed_arguments(), dict)

@@ -24,6 +24,7 @@ FILES = {
     "make_heldout.py": ("heldout.jsonl", 747),
     "make_free.py": ("heldout_free.jsonl", 50),
     "make_blind.py": ("heldout_blind.jsonl", 40),
+    "make_fresh.py": ("heldout_fresh.jsonl", 40),
 }
 
 
@@ -105,7 +106,12 @@ print(json.dumps([sorted(names), sorted(texts), calls]))
 def test_training_keeps_clear_of_held_out_tools() -> None:
     names, texts, calls = json.loads(python(NANO, "-B", "-c", SAMPLE))
     assert calls > 1500
-    for r in [*records(NANO / "heldout.jsonl"), *records(NANO / "heldout_blind.jsonl")]:
+    held_out = (
+        r
+        for name in ("heldout", "heldout_blind", "heldout_fresh")
+        for r in records(NANO / f"{name}.jsonl")
+    )
+    for r in held_out:
         for tool in r.get("tools", ()):
             assert tool["name"].lower().replace("_", "") not in names
         for message in r.get("messages", ()):

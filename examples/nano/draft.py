@@ -306,11 +306,17 @@ def main() -> None:
     a.add_argument("--rows", type=int, default=16)
     a.add_argument("--anchors", type=int, default=96)
     a.add_argument("--lr", type=float, default=5e-3)
-    a.add_argument("--workers", type=int, default=10)
+    a.add_argument(
+        "--workers", type=int, default=10, help="data processes; 0: others fill the data folder"
+    )
     a.add_argument("--data", type=Path, default=Path("/tmp/nano-draft"))
     a.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a.add_argument("--measure", type=int, default=8, help="every n-th held-out prompt; 0 = none")
+    a.add_argument("--when", type=Path, help="wait for this file before --init is read")
     o = a.parse_args()
+    torch.zeros(1, device=o.device)  # starts the device while waiting
+    while o.when and not o.when.exists():
+        time.sleep(0.1)
     p, c, _ = load(o.init, o.device)
     target = {k: v.detach() for k, v in M.prepare(p, True).items()}
     d = DraftConfig(noise=tokenizer().token_to_id("]<]minimax[>["))
@@ -321,7 +327,7 @@ def main() -> None:
         ].items():
             w[k].data.copy_(v)
     opt = Optimizer(w, adam={"fc": 0.3, "cw": 0.2, "cb": 0.2, "m1": 0.5, "m2": 0.5})
-    procs = generate.start("short", 777, o.workers, o.data, 64) if o.steps else []
+    procs = generate.start("short", 777, o.workers, o.data, 64) if o.steps and o.workers else []
     shards = generate.Shards("short", o.data)
     table = M.rope_table(c, generate.SHORT, o.device)
     gen = torch.Generator(device=o.device).manual_seed(3)

@@ -64,7 +64,10 @@ def needle_prompt(seed: int, tokens: int, depth: float) -> tuple[str, str]:
 
 
 def load_records() -> list[dict[str, Any]]:
-    files = (HELDOUT, *(HELDOUT.with_name(f"heldout_{n}.jsonl") for n in ("free", "blind")))
+    files = (
+        HELDOUT,
+        *(HELDOUT.with_name(f"heldout_{n}.jsonl") for n in ("free", "blind", "fresh")),
+    )
     recs = [json.loads(x) for f in files for x in f.read_text(encoding="utf-8").splitlines()]
     for r in recs:
         if "needle" in r:

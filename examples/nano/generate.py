@@ -1,15 +1,17 @@
 """Packs conversations into rows of token ids and writes shards, in several processes beside the trainer.
 
 A shard is a uint16 array [rows, length]; bit 15 marks tokens to predict; the document start token separates conversations. Workers keep
-a bounded number of shards ahead. The stream of worker w is fixed by (seed, w, shard number).
+a bounded number of shards ahead. The stream of worker w is fixed by (seed, w, shard number). Workers are programs of their own, so that they
+write before the trainer has loaded PyTorch, and at low priority, so that they leave the cores to its compiler.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -83,30 +85,35 @@ def long_rows(rng: random.Random, n: int, length: int = LONG) -> np.ndarray:
 
 def worker(kind: str, seed: int, w: int, folder: Path, rows: int, ahead: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    number = 0
-    while True:
+    os.nice(10)
+    number, parent = 0, os.getppid()
+    while os.getppid() == parent:
         rng = random.Random(f"{kind}-{seed}-{w}-{number}")
         a = short_rows(rng, rows) if kind == "short" else long_rows(rng, rows)
         tmp = folder / f"tmp-{kind}-{w}.npy"
         np.save(tmp, a)
         tmp.rename(folder / f"{kind}-{number:05d}-{w:03d}.npy")
         number += 1
-        while len(list(folder.glob(f"{kind}-*-{w:03d}.npy"))) >= ahead:
+        while len(list(folder.glob(f"{kind}-*-{w:03d}.npy"))) >= ahead and os.getppid() == parent:
             time.sleep(0.05)
 
 
 def start(
     kind: str, seed: int, workers: int, folder: Path, rows: int, ahead: int = 6
-) -> list[mp.Process]:
+) -> list[subprocess.Popen[bytes]]:
     folder.mkdir(parents=True, exist_ok=True)
-    ctx = mp.get_context("spawn")
-    ps = [
-        ctx.Process(target=worker, args=(kind, seed, w, folder, rows, ahead), daemon=True)
-        for w in range(workers)
-    ]
-    for p in ps:
-        p.start()
-    return ps
+    own = [sys.executable, __file__, "--kind", kind, "--seed", str(seed), "--rows", str(rows)]
+    serve = [*own, "--out", str(folder), "--ahead", str(ahead), "--serve"]
+    return [subprocess.Popen([*serve, str(w)]) for w in range(workers)]
+
+
+def start_both(
+    seed: int, workers: int, folder: Path, long: bool = True
+) -> list[subprocess.Popen[bytes]]:
+    """Workers for a training run: four of nine write long rows."""
+    far = max(1, workers * 4 // 9) if long else 0
+    procs = start("short", seed, max(1, workers - far), folder, 64, 24)
+    return procs + (start("long", seed, far, folder, 8, 12) if far else [])
 
 
 class Shards:
@@ -142,8 +149,13 @@ def main() -> None:
     p.add_argument("--kind", choices=["short", "long"], default="short")
     p.add_argument("--rows", type=int, default=64)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--out", type=Path)
+    p.add_argument("--out", type=Path, help="file, or the folder of --serve")
+    p.add_argument("--serve", type=int, help="be worker number N until the parent ends")
+    p.add_argument("--ahead", type=int, default=6, help="shards that a worker keeps ahead")
     a = p.parse_args()
+    if a.serve is not None:
+        worker(a.kind, a.seed, a.serve, a.out, a.rows, a.ahead)
+        return
     t = time.time()
     x = (short_rows if a.kind == "short" else long_rows)(
         random.Random(f"{a.kind}-{a.seed}-0-0"), a.rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,21 @@ def lines(records: list[Record], first: int = 0) -> str:
 def write(path: Path, records: list[Record], first: int = 0) -> None:
     path.write_text(lines(records, first), encoding="utf-8")
     print(f"{len(records)} prompts in {path.name}")
+
+
+def bare(name: str) -> str:
+    """A tool's name without its spelling: lock_door, lockDoor and lock.door are one."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+@lru_cache(maxsize=1)
+def tool_names() -> frozenset[str]:
+    """Bare names of the hand-written held-out tools: no training sample may have one."""
+    names = set()
+    for file in ("heldout.jsonl", "heldout_blind.jsonl", "heldout_fresh.jsonl"):
+        path = Path(__file__).with_name(file)
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        names |= {
+            bare(t["name"]) for x in text.splitlines() for t in json.loads(x).get("tools", ())
+        }
+    return frozenset(names)

@@ -1,21 +1,26 @@
 """The last run of nano in one command with a deadline: training, then the draft and both evaluations beside each other.
 
-    python run.py --init ck --draft ck/draft.pt --out ck-new --seconds 570
+    python run.py --init ck --draft ck/draft.pt --out results --seconds 570
 
-Everything lands in --out as it is made: weights, log, draft, and the logs, tables and dumps of the evaluations in results.tar.gz. What is not done at the
-deadline is ended, and what it had printed is kept.
+The data processes start first, before anything loads PyTorch, and feed the training and then the draft, which waits, loaded, for the weights. --out gets one
+archive, results.tar, cut into pieces of 15 MB (cat results/* | tar x): the checkpoint with log.jsonl, draft.pt and draft.json, and what the programs printed.
+It is written when the training ends, and again at the end. What is not done at the deadline is ended, and what it had printed is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
 
+import generate
+
 HERE = Path(__file__).resolve().parent
+PIECE = 15_000_000
 
 
 class Job:
@@ -43,96 +48,78 @@ class Job:
         return code
 
 
+def pack(work: Path, out: Path) -> None:
+    """Files of the run, but no data shards, as pieces of one archive."""
+    whole = work / "whole.tar"
+    with tarfile.open(whole, "w") as t:
+        for f in sorted((*work.glob("*.log"), *work.glob("*.json*"), *(work / "ck").iterdir())):
+            if not f.name.endswith(".tmp"):
+                t.add(f, f.name)
+    with whole.open("rb") as src:
+        number = 0
+        while piece := src.read(PIECE):
+            (out / f"results.tar.{number}").write_bytes(piece)
+            number += 1
+    print(f"{whole.stat().st_size / 1e6:.1f} MB in {number} pieces", flush=True)
+
+
 def main() -> None:
     a = argparse.ArgumentParser()
     a.add_argument("--init", type=Path, required=True)
     a.add_argument("--draft", type=Path, help="weights the draft starts from")
     a.add_argument("--out", type=Path, required=True)
     a.add_argument("--work", type=Path, default=Path("/tmp/nano-run"))
-    a.add_argument("--seconds", type=float, default=570)
-    a.add_argument("--train-share", type=float, default=0.69)
+    a.add_argument("--seconds", type=float, default=570, help="for everything")
+    a.add_argument("--train-share", type=float, default=0.69, help="of it, with the evaluations")
     a.add_argument("--draft-seconds", type=float, default=80)
+    a.add_argument("--draft-measure", type=int, default=8, help="every n-th held-out prompt")
+    a.add_argument("--no-evaluate", action="store_true", help="train until the draft must start")
     a.add_argument("--lr", type=float, default=3e-3)
+    a.add_argument("--seed", type=int, default=1)
+    a.add_argument("--workers", type=int, default=14)
     a.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more flags of train.py")
     o = a.parse_args()
     start = time.time()
     end = start + o.seconds
+    ck, data, trained = o.work / "ck", o.work / "data", o.work / "trained"
     o.out.mkdir(parents=True, exist_ok=True)
-    o.work.mkdir(parents=True, exist_ok=True)
+    ck.mkdir(parents=True, exist_ok=True)
+    trained.unlink(missing_ok=True)
+    shutil.rmtree(data, ignore_errors=True)  # shards of another run
+    if o.init.resolve() != ck.resolve():
+        (ck / "state.json").unlink(missing_ok=True)
+    feeders = generate.start_both(o.seed, o.workers, data)
     until = start + o.train_share * o.seconds
-    flags = ["--long-lr", str(o.lr), "--long-every", "3", "--long-seconds", "600", *o.train]
-    job = Job(
-        o.work,
-        "train",
-        "train.py",
-        "--init",
-        str(o.init),
-        "--out",
-        str(o.out),
-        "--until",
-        str(until),
-        *flags,
-    )
-    code = job.wait(until + 0.1 * o.seconds)
-    init = str(o.out if (o.out / "state.json").exists() else o.init)
-    small = [x for x in ("--device", "cpu") if "cpu" in o.train]
-    table, resume = (
-        [
-            "evaluate.py",
-            "--init",
-            init,
-            "--needles",
-            "4000",
-            "8000",
-            "12000",
-            "16000",
-            "--full",
-            *small,
-        ],
-        ["--resume", str(o.draft)] if o.draft else [],
-    )
-    if small:
-        table += ["--limit-records", "40"]
-    jobs = [
-        Job(
-            o.work,
-            "draft",
-            "draft.py",
-            "--init",
-            init,
-            "--out",
-            str(o.out / "draft.pt"),
-            "--seconds",
-            str(o.draft_seconds),
-            "--workers",
-            "8",
-            *resume,
-            *small,
-        ),
-        Job(
-            o.work,
-            "quantised",
-            *table,
-            "--quant",
-            "--out",
-            str(o.work / "quantised.json"),
-            "--dump",
-            str(o.work / "quantised.jsonl"),
-        ),
-        Job(
-            o.work,
-            "bf16",
-            *table,
-            "--out",
-            str(o.work / "bf16.json"),
-            "--dump",
-            str(o.work / "bf16.jsonl"),
-        ),
-    ]
-    code |= max(abs(j.wait(end - 4)) for j in jobs)
-    with tarfile.open(o.out / "results.tar.gz", "w:gz") as t:
-        for f in sorted(o.work.iterdir()):
-            t.add(f, f.name)
+    if o.no_evaluate:
+        until = end - o.draft_seconds - 20  # loading, saving, measuring, packing
+    small = ["--device", "cpu"] if "cpu" in o.train else []
+    feed = ["--workers", "0", "--data", str(data)]
+    flags = ["--long-lr", str(o.lr), "--long-every", "3", "--sparse-from", "0.6"]
+    flags += ["--seed", str(o.seed), "--long-seconds", "600", "--save-every", "60", *feed]
+    where = ["--init", str(o.init), "--out", str(ck), "--until", str(until)]
+    train = Job(o.work, "train", "train.py", *where, *flags, *o.train)
+    then = ["--init", str(ck), "--out", str(ck / "draft.pt"), "--when", str(trained), *feed]
+    then += ["--seconds", str(o.draft_seconds), *(["--resume", str(o.draft)] if o.draft else [])]
+    then += ["--measure", str(o.draft_measure)]
+    jobs = [Job(o.work, "draft", "draft.py", *then, *small)]
+    code = train.wait(end - o.draft_seconds - 10)
+    if not (ck / "state.json").exists():
+        for q in (jobs[0].process, *feeders):
+            q.terminate()
+        raise SystemExit("the training left no weights")
+    trained.touch()
+    pack(o.work, o.out)
+    if not o.no_evaluate:
+        table = ["evaluate.py", "--init", str(ck), "--full", *small]
+        table += ["--needles", "4000", "8000", "12000", "16000"]
+        table += ["--limit-records", "40"] if small else []
+        for name, more in (("quantised", ["--quant"]), ("bf16", [])):
+            kept = ["--out", str(o.work / f"{name}.json"), "--dump", str(o.work / f"{name}.jsonl")]
+            jobs.append(Job(o.work, name, *table, *more, *kept))
+    code |= max(abs(j.wait(end - 3)) for j in jobs)
+    for f in feeders:
+        f.terminate()
+    pack(o.work, o.out)
     print(f"all done in {time.time() - start:.0f} s, exit {code}")
     raise SystemExit(1 if code else 0)
 

@@ -155,12 +155,14 @@ class Sparse:
         sel = choose_blocks(iq, ik, self.b.doc, self.c)
         doc, r, block = self.b.doc, self.c.heads // self.c.kv_heads, self.c.block
         if self.flex:
+            n, g, t, nb = sel.shape
+            need = sel.view(n, g, nb, -1, nb).any(3)  # [B, kv heads, blocks of queries, blocks]
             return flex_mask(
                 doc,
                 lambda b, h, qi, ki: (
                     (doc[b, qi] == doc[b, ki]) & (qi >= ki) & sel[b, h // r, qi, ki // block]
                 ),
-                False,
+                need.repeat_interleave(r, 1),
             )
         full = dense_mask(doc)
         return full & sel.repeat_interleave(r, 1).repeat_interleave(block, 3)
@@ -210,25 +212,33 @@ def dense_mask(doc: Tensor) -> Tensor:
     )[:, None]
 
 
-def flex_mask(doc: Tensor, mod: Any, skip: bool) -> Any:
-    """A block mask: found by evaluating `mod` (skip), or all causal blocks with `mod` applied inside."""
-    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+def flex_mask(doc: Tensor, mod: Any, need: Tensor | None = None) -> Any:
+    """The block mask of `mod`, which looks no further back than a query's document; `need` [B, heads, blocks, blocks] says which blocks it may look at.
+    Without it: document numbers rise along a row, so the blocks that a block of queries may need are a range, from the first that reaches into its first
+    document to its own. No mask is evaluated to find them."""
+    from torch.nn.attention.flex_attention import BlockMask
 
     n, t = doc.shape
-    if skip:
-        return torch.compile(create_block_mask)(mod, n, None, t, t, device=doc.device)
     nb = t // 128
-    num = (
-        torch.arange(1, nb + 1, device=doc.device, dtype=torch.int32).expand(n, 1, nb).contiguous()
+    if need is None:
+        first = doc[:, ::128].contiguous()  # document of each block's first token [B, blocks]
+        last = doc[:, 127::128].contiguous()
+        start = torch.searchsorted(last, first).int()  # blocks that end before it
+        at = torch.arange(nb, device=doc.device, dtype=torch.int32)
+        num = (at + 1 - start)[:, None]
+        idx = (start[..., None] + at).clamp(max=nb - 1)[:, None]
+    else:
+        num = need.sum(-1, dtype=torch.int32)
+        idx = need.int().argsort(dim=-1, descending=True, stable=True).int()
+    return BlockMask.from_kv_blocks(
+        num.contiguous(), idx.contiguous(), BLOCK_SIZE=128, mask_mod=mod, seq_lengths=(t, t)
     )
-    idx = torch.arange(nb, device=doc.device, dtype=torch.int32).expand(n, 1, nb, nb).contiguous()
-    return BlockMask.from_kv_blocks(num, idx, BLOCK_SIZE=128, mask_mod=mod, seq_lengths=(t, t))
 
 
 def document_mask(b: Batch, flex: bool) -> Any:
     doc = b.doc
     return (
-        flex_mask(doc, lambda n, h, q, k: (doc[n, q] == doc[n, k]) & (q >= k), True)
+        flex_mask(doc, lambda n, h, q, k: (doc[n, q] == doc[n, k]) & (q >= k))
         if flex
         else dense_mask(doc)
     )
@@ -262,7 +272,9 @@ def main() -> None:
     a.add_argument("--init", type=Path)
     a.add_argument("--out", type=Path, required=True)
     a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--workers", type=int, default=13)
+    a.add_argument(
+        "--workers", type=int, default=12, help="data processes; 0: others fill the data folder"
+    )
     a.add_argument("--data", type=Path, default=Path("/tmp/nano-data"))
     a.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a.add_argument("--no-compile", action="store_true")
@@ -272,16 +284,14 @@ def main() -> None:
         "--sparse-from",
         type=float,
         default=0.5,
-        help="share of the long phase after which long rows use chosen blocks",
+        help="share of the long phase after which long rows use chosen blocks; above 1: never",
     )
     a.add_argument("--index-queries", type=int, default=192)
     o = a.parse_args()
     d, flex = o.device, not o.no_flex and o.device == "cuda"
     torch.manual_seed(o.seed)
-    half = max(1, o.workers // 2)
-    procs = generate.start("short", o.seed, half if o.long_seconds else o.workers, o.data, 64)
-    if o.long_seconds:
-        procs += generate.start("long", o.seed, max(1, o.workers - half), o.data, 8)
+    far = bool(o.long_seconds)
+    procs = generate.start_both(o.seed, o.workers, o.data, far) if o.workers else []
     if o.init:
         p, c, _ = load(o.init, d)
     else:
@@ -366,7 +376,7 @@ class Run:
             total, parts, load = self.losses(
                 long,
                 long and n % o.long_every == 0 or long and n < 3,
-                long and (f >= o.sparse_from or n < 2),
+                long and (f >= o.sparse_from or n < 2 and o.sparse_from <= 1),
             )
             total.backward()
             self.opt.step(rate(long, f, peak))
