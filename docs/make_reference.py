@@ -104,7 +104,7 @@ PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "integrations.inspect_ai": ("Mm31API",),
             "integrations.evalscope": ("Mm31API",),
             "integrations.simple_evals": ("Mm31Sampler", "SamplerResponse"),
-            "integrations.trl": ("as_vllm",),
+            "integrations.trl": ("Rollouts", "params_of", "as_vllm"),
             "integrations.records": ("EvalRecord", "records", "write_records"),
             "compat.vllm.entrypoints.llm": ("LLM",),
             "compat.vllm.sampling_params": ("SamplingParams", "StructuredOutputsParams"),

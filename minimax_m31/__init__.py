@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
+    from .plan import MemoryPlan
     from .prompts import TextPrompt, TokensPrompt
     from .scores import EngineStats, MemoryReport, PerplexityResult, TokenScores, Trace
     from .seeds import derive_seed
@@ -70,6 +71,7 @@ _HOMES = {
         "SamplingParams",
         "StructuredOutputsParams",
     ),
+    "plan": ("MemoryPlan",),
     "prompts": ("TextPrompt", "TokensPrompt"),
     "scores": ("EngineStats", "MemoryReport", "PerplexityResult", "TokenScores", "Trace"),
     "seeds": ("derive_seed",),
@@ -94,6 +96,7 @@ __all__ = [
     "GrammarError",
     "InvalidRequestError",
     "Logprob",
+    "MemoryPlan",
     "MemoryReport",
     "Message",
     "Mm31Error",

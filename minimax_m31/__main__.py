@@ -1,4 +1,4 @@
-"""python -m minimax_m31 info | generate | chat | demo | plan | doctor | bench"""
+"""python -m minimax_m31 info | generate | chat | demo | plan | doctor | bench | lm-eval"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ from . import (
 from .errors import ConfigError, Mm31Error
 
 if TYPE_CHECKING:
+    from .chat.types import Delta, Message
     from .llm import LLM
+    from .outputs import RequestOutput
     from .params import SamplingParams
 
 
@@ -151,15 +153,20 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def run_chat(options: argparse.Namespace) -> int:
-    """One question, or a conversation on the terminal; the answer is streamed."""
+    """Questions of one conversation: given, lines of standard input, or typed. Answers stream."""
+    if options.n != 1:
+        raise ConfigError(f"-n {options.n}: a conversation goes on with one answer: leave it out")
+    pending = list(options.prompt)
+    is_typed = not pending and sys.stdin.isatty()
+    if not pending and not is_typed:
+        pending = [line.strip() for line in sys.stdin if line.strip()]
     with _open(options) as llm:
-        params = _params(llm, options).replace(n=1)
+        params = _params(llm, options)
         messages: list[dict[str, Any]] = []
-        pending = list(options.prompt)
         while True:
             if pending:
                 question = pending.pop(0)
-            elif options.prompt or not sys.stdin.isatty():
+            elif not is_typed:
                 return 0
             else:
                 try:
@@ -167,17 +174,48 @@ def run_chat(options: argparse.Namespace) -> int:
                 except (EOFError, KeyboardInterrupt):
                     return 0
             messages.append({"role": "user", "content": question})
-            message = None
-            for piece in llm.chat_stream(
-                messages, params, thinking=options.thinking, reasoning_effort=options.effort
-            ):
-                for delta in piece.outputs[0].deltas or ():
-                    sys.stdout.write(delta.reasoning_content or delta.content or "")
-                    sys.stdout.flush()
-                message = piece.outputs[0].message
-            print()
+            how: dict[str, Any] = {
+                "thinking": options.thinking,
+                "reasoning_effort": options.effort,
+            }
+            if options.json:
+                (output,) = llm.chat(messages, params, use_tqdm=False, **how)
+                print(output.to_json(), flush=True)
+                message = output.outputs[0].message
+            else:
+                message = _show_answer(llm.chat_stream(messages, params, **how))
             if message is not None:
                 messages.append(message.to_dict())
+
+
+def _show_answer(pieces: Iterable[RequestOutput]) -> Message | None:
+    """Writes an answer as it comes. The thinking goes to a terminal only: to standard error when
+    the answer is piped away.
+    """
+    aside = sys.stdout if sys.stdout.isatty() else sys.stderr
+    message = None
+    is_thinking = False
+    for piece in pieces:
+        for delta in piece.outputs[0].deltas or ():
+            if delta.reasoning_content:
+                aside.write(delta.reasoning_content if is_thinking else _thought(delta))
+                aside.flush()
+                is_thinking = True
+            if delta.content:
+                if is_thinking:
+                    aside.write("\n\n")
+                    is_thinking = False
+                sys.stdout.write(delta.content)
+                sys.stdout.flush()
+        message = piece.outputs[0].message
+    if is_thinking:  # the answer ended there
+        aside.write("\n")
+    print(flush=True)
+    return message
+
+
+def _thought(delta: Delta) -> str:
+    return f"[thinking] {delta.reasoning_content}"
 
 
 def run_demo(options: argparse.Namespace) -> int:
@@ -251,6 +289,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except ImportError as error:
+        if "pip install" in str(error):  # an optional package, and the line that installs it
+            print(f"ImportError: {error}", file=sys.stderr)
+            return 1
         if "_core" not in str(error):
             raise
         said = str(error) if isinstance(error.__cause__, ImportError) else _unbuilt(error)

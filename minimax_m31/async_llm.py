@@ -192,7 +192,9 @@ class _Bell:
 
     def _on_news(self) -> None:
         """On the dispatcher's thread."""
-        if not self._is_rung:
+        if self._loop.is_closed():  # with the task that waits: nobody will read the rest
+            self._call.abort()
+        elif not self._is_rung:
             self._is_rung = True
             self._loop.call_soon_threadsafe(self._event.set)
 

@@ -98,7 +98,7 @@ class Job:
     core_ids: list[int] = dataclasses.field(default_factory=list)
     samples: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
     submitted: int = 0
-
+    grammar_problem: str = ""  # why a constraint could not be followed any further
     aborted: bool = False
 
     @property
@@ -378,7 +378,7 @@ class BaseCall(Generic[T]):
 
             constraint = Constraint(self.llm._grammars(), job.plan.grammar, job.think_start)
             self._constraints[core_id] = constraint
-            self.engine.put_mask(core_id, 0, constraint.mask())
+            self._put_mask(core_id, job, constraint)
         if sample == 0:
             self.llm._remember(job.request_id, self, job)
 
@@ -394,7 +394,12 @@ class BaseCall(Generic[T]):
             del self._constraints[core_id]
         elif len(core["token"]):
             constraint.advance(core["token"].tolist())
-            self.engine.put_mask(core_id, constraint.n_seen, constraint.mask())
+            self._put_mask(core_id, self._flying[core_id][0], constraint)
+
+    def _put_mask(self, core_id: int, job: Job, constraint: Constraint) -> None:
+        mask = constraint.mask()
+        job.grammar_problem = job.grammar_problem or constraint.problem
+        self.engine.put_mask(core_id, constraint.n_seen, mask)
 
     def _collect(self, core_id: int) -> None:
         entry = self._flying.get(core_id)
@@ -405,7 +410,7 @@ class BaseCall(Generic[T]):
         if core["finish"] == "none":
             return
         if job.plan.grammar is not None:
-            dead_end(core)
+            dead_end(core, job.grammar_problem)
         del self._flying[core_id]
         self.engine.release(core_id)
         job.samples[sample] = core

@@ -47,7 +47,7 @@ DETERMINISTIC = ("none", "run_to_run", "batch_invariant")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, repr=False)
 class EngineArgs:
     """Every argument of LLM(...), with its default."""
 
@@ -89,6 +89,7 @@ class EngineArgs:
     default_max_tokens: int = 32768
     block_size: int = PAGE
     enable_prefix_caching: bool = True
+    # "bf16", "fp8", "nvfp4"; auto: fp8 on GPUs of sm_89 and newer, else bf16
     kv_cache_dtype: str = "auto"
     indexer_kv_dtype: str = "auto"
     gpu_memory_utilization: float = 0.90
@@ -120,7 +121,7 @@ class EngineArgs:
     allowed_media_domains: Sequence[str] = ()
     # -- around it
     tokenizer_threads: int | None = None
-    step_timeout_s: float = 300
+    step_timeout_s: float = 300  # of several GPUs that wait for each other; one never waits
     log_level: str | int = "WARNING"
     use_tqdm_on_load: bool = True
     replace: bool = False
@@ -139,6 +140,10 @@ class EngineArgs:
         _check_sizes(self, problems)
         _check_how(self, problems)
         problems.raise_all()
+
+    def __repr__(self) -> str:
+        shown = {"model": self.model} | self.changed()
+        return f"EngineArgs({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def changed(self) -> dict[str, Any]:
         """The arguments that differ from their defaults."""
@@ -171,8 +176,9 @@ def argument_names() -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(EngineArgs))
 
 
-def check_names(kind: str, given: Mapping[str, Any]) -> None:
-    names = argument_names()
+def check_names(kind: str, given: Mapping[str, Any], others: Sequence[str] = ()) -> None:
+    """`others`: names that the caller has taken out already, for the hint."""
+    names = argument_names().union(others)
     for name in given:
         if name not in names:
             raise TypeError(unknown_name(f"{kind}()", name, names, _ELSEWHERE.get(name)))
@@ -289,8 +295,16 @@ def _check_what(a: EngineArgs, p: _Problems) -> None:
             check(getattr(a, name))
         except InvalidRequestError as error:
             p.found.append(str(error))
-    if a.chat_template is not None and not isinstance(a.chat_template, str):
-        p.add("chat_template", "the text of a Jinja template is needed")
+    if a.chat_template is not None:
+        from .chat.template import compile_template
+
+        if not isinstance(a.chat_template, str):
+            p.add("chat_template", "the text of a Jinja template is needed")
+        else:
+            try:
+                compile_template(a.chat_template)
+            except InvalidRequestError as error:
+                p.found.append(str(error))
     p.only("enable_lora", (False,), "LoRA adapters are not supported")
     for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
         if getattr(a, name):

@@ -104,7 +104,7 @@ class HandleCall(StreamCall):
         job, sample = entry
         core = self.engine.read(core_id)
         if job.plan.grammar is not None:
-            dead_end(core)
+            dead_end(core, job.grammar_problem)
         del self._flying[core_id]
         self._dispatcher.leave(core_id)
         self.engine.release(core_id)

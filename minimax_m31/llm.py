@@ -355,7 +355,7 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         """Counters of the engine."""
         core = self._engine().stats()
         prompt_rate, output_rate = self._note_rates(core)
-        return EngineStats.of(core, prompt_rate, output_rate)
+        return EngineStats.of(core, prompt_rate, output_rate, self._memory)
 
     def get_metrics(self) -> list[tuple[str, Any]]:
         """`stats()` as (name, value) pairs."""
@@ -371,17 +371,18 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         """Runs made-up requests of these batch sizes and prompt lengths, so that a measurement does
         not meet cold memory. Their pages are found by no other request.
         """
-        sizes = (1, self._facts.max_num_seqs) if batch_sizes is None else tuple(batch_sizes)
+        sizes = (1, self._facts.max_num_seqs) if batch_sizes is None else batch_sizes
         if lengths is None:
             lengths = (min(128, self._facts.max_model_len - 1),)
+        sizes, lengths = _counts("batch_sizes", sizes), _counts("lengths", lengths)
         params = SamplingParams(
             temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False, seed=0
         )
         for size in sizes:
             for length in lengths:
-                ids = [i % min(self._facts.n_vocab, 1000) for i in range(as_int("lengths", length))]
+                ids = [i % min(self._facts.n_vocab, 1000) for i in range(length)]
                 prompt = {"prompt_token_ids": ids, "cache_salt": f"warmup {fresh_seed()}"}
-                self.generate([prompt] * as_int("batch_sizes", size), params, use_tqdm=False)
+                self.generate([prompt] * size, params, use_tqdm=False)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Drops every cached page that no running request uses. With True, running requests are
@@ -392,6 +393,12 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
             self.abort_all()
         engine.reset_prefix_cache()
         return True
+
+    def reset_mm_cache(self) -> None:
+        """Does nothing: no media are taken, so none are cached."""
+        self._engine()
+
+    reset_encoder_cache = reset_mm_cache
 
     @property
     def model_config(self) -> ModelConfigShim:
@@ -510,6 +517,17 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
             raise
         finally:
             pieces.close()
+
+
+def _counts(param: str, value: Any) -> list[int]:
+    """A list of numbers of 1 and more."""
+    if not isinstance(value, (list, tuple, range)):
+        raise bad(param, value, "a list of integers is needed")
+    out = [as_int(param, one) for one in value]
+    for one in out:
+        if one < 1:
+            raise bad(param, one, "it must be 1 or more")
+    return out
 
 
 def refuse_lora(request: Any) -> None:

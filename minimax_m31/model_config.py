@@ -1,6 +1,7 @@
 """config.json -> the numbers of the model, by the names of the core's mm_config.
 
-The text model's fields may be nested (`text_config`, as released) or flat. Spellings that say the
+The text model's fields may be nested (`text_config`, as released) or flat, or as transformers
+writes them. Spellings that say the
 same are accepted, missing fields take the published default where there is one, and everything that
 the forward pass does differently is refused by the field's name. All problems are collected before
 anything is raised.
@@ -207,6 +208,8 @@ def read_model_config(
     top = _Reader(raw, problems)
     _check_kind(top)
     text = top.child("text_config") if top.has("text_config") else top
+    if text.obj.get("model_type") == "minimax_m3_vl_text":
+        text = _Reader(_as_released(text.obj), problems)
     core = _core(top, text)
     _check_forward(top, text)
     _check_quantization(
@@ -234,6 +237,37 @@ def _check_kind(top: _Reader) -> None:
         top.problems.append(
             f"model_type / architectures are {named}, expected a MiniMax-M3 or M3.1 checkpoint"
         )
+
+
+def _as_released(obj: Mapping[str, Any]) -> dict[str, Any]:
+    """A text config in the form that transformers writes (`save_pretrained`), with the names of the
+    release. Its `hidden_act` is of the gate alone; the clamp is part of its model class.
+    """
+    out = dict(obj)
+    if obj.get("hidden_act") == "silu":
+        out["hidden_act"] = "swigluoai"
+
+    def layers(name: str, kinds: Mapping[str, int]) -> Any:
+        """1 and 0 for the kinds of layers; what is none of them is left for the reader to name."""
+        value = obj.get(name)
+        if not isinstance(value, list):
+            return value
+        return [kinds.get(kind, kind) if isinstance(kind, str) else kind for kind in value]
+
+    if obj.get("moe_layer_freq") is None:
+        out["moe_layer_freq"] = layers("mlp_layer_types", {"sparse": 1, "dense": 0})
+    if obj.get("sparse_attention_config") is None and obj.get("layer_types") is not None:
+        out["sparse_attention_config"] = {
+            "sparse_attention_freq": layers(
+                "layer_types", {"minimax_m3_sparse": 1, "full_attention": 0}
+            ),
+            "sparse_num_index_heads": obj.get("index_n_heads"),
+            "sparse_index_dim": obj.get("index_head_dim"),
+            "sparse_block_size": obj.get("index_block_size"),
+            "sparse_topk_blocks": obj.get("index_topk_blocks"),
+            "sparse_local_block": obj.get("index_local_blocks"),
+        }
+    return out
 
 
 def _as_list(value: Any) -> list[Any]:

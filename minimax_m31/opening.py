@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import re
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,17 +184,23 @@ def choose_backend(args: EngineArgs) -> tuple[str, str]:
 
 
 def free_host_bytes() -> int:
-    """Memory that this process may still take: the system's and the control group's limit."""
+    """Memory that this process may still take: the system's, within the limits of its control group
+    and of its address space (ulimit -v).
+    """
     free = 1 << 62
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
         if found is not None:
             free = int(found[1]) * 1024
+        if limit != resource.RLIM_INFINITY:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                free = min(free, limit - int(file.read().split()[0]) * resource.getpagesize())
         root = Path("/sys/fs/cgroup")
-        limit = (root / "memory.max").read_text().strip()
-        if limit != "max":
-            free = min(free, int(limit) - int((root / "memory.current").read_text()))
+        most = (root / "memory.max").read_text().strip()
+        if most != "max":
+            free = min(free, int(most) - int((root / "memory.current").read_text()))
     except (OSError, ValueError):
         pass
     return max(0, free)

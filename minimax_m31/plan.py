@@ -344,7 +344,7 @@ def make_plan(
     **engine_args: Any,
 ) -> MemoryPlan:
     """See LLM.plan."""
-    check_names("LLM.plan", engine_args)
+    check_names("LLM.plan", engine_args, ("gpu", "n_gpu", "host_memory"))
     gpu, counted = split_count(gpu)
     given_tp = engine_args.pop("tensor_parallel_size", None)
     offload_gb = engine_args.pop("cpu_offload_gb", 0)
@@ -507,8 +507,34 @@ def _add_notes(plan: MemoryPlan, question: Question, *, has_host: bool) -> None:
                 f"them, {(plan.device.memory_total - plan.device.memory_free) / 1e9:.2f} GB taken "
                 "by the process itself; on the machine, LLM.plan() asks the device"
             )
+        _add_device_notes(plan, question)
         if tp < plan.n_gpu:
             plan.notes.append(
                 f"{plan.n_gpu} GPUs hold {plan.replicas} engines of {tp}: one process each"
             )
     plan.notes.append("draft: speculative decoding is not part of this version, it takes nothing")
+
+
+def _add_device_notes(plan: MemoryPlan, question: Question) -> None:
+    """What devices newer than the kernels mean: other defaults than their users may expect."""
+    cc = plan.device.cc
+    if cc < 100:
+        return
+    plan.notes.append(
+        f"sm_{cc}: runs the kernels for sm_80 and newer; the faster ones are for sm_90a only"
+    )
+    auto = [
+        name
+        for name in ("kv_cache_dtype", "indexer_kv_dtype")
+        if getattr(question.args, name) == "auto"
+    ]
+    if auto:
+        smaller = {"kv": plan.arguments["kv_format"], "index": plan.arguments["index_format"]}
+        smaller |= {"kv" if name == "kv_cache_dtype" else "index": "nvfp4" for name in auto}
+        now = plan.million_bytes(plan.arguments["kv_format"], plan.arguments["index_format"])
+        gain = now / plan.million_bytes(smaller["kv"], smaller["index"])
+        named = ", ".join(f"{name}='nvfp4'" for name in auto)
+        plan.notes.append(
+            f"caches: 'auto' is fp8 on sm_{cc} too; {named}, the format that this model was "
+            f"trained with, holds {gain:.2f} times the tokens"
+        )

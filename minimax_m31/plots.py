@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +25,19 @@ def bars(groups: Sequence[Group]) -> Any:
         from matplotlib.figure import Figure  # no global state, no window
     except ImportError:
         return text_bars(groups)
+
+    class NotebookFigure(Figure):
+        """Shown by a cell as it is, whether or not pyplot was set up in the kernel."""
+
+        def _repr_png_(self) -> bytes:
+            out = io.BytesIO()
+            self.savefig(out, format="png")
+            return out.getvalue()
+
     heights = [max(1, len(rows)) for _, rows, _ in groups]
-    figure = Figure(figsize=(7, 0.8 * len(groups) + 0.3 * sum(heights)), layout="constrained")
+    figure = NotebookFigure(
+        figsize=(7, 0.8 * len(groups) + 0.3 * sum(heights)), layout="constrained"
+    )
     axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (title, rows, label) in zip(axes, groups, strict=True):
         names, values = [name for name, _ in rows], [value for _, value in rows]

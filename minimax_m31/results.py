@@ -52,10 +52,14 @@ def exception_of(error: tuple[str, str, str | None, int | None], index: int) -> 
     return made
 
 
-def dead_end(core: dict[str, Any]) -> None:
-    """Names the error of a constrained sequence whose grammar and masks left no token."""
+def dead_end(core: dict[str, Any], problem: str) -> None:
+    """Names the error of a constrained sequence whose grammar and masks left no token. `problem`:
+    what its grammar met, "" when it only allows nothing.
+    """
     if core["finish"] == "error" and core["error"][0] == "invalid":
         _, message, _, index = core["error"]
+        if problem:
+            message = f"the grammar could not be followed: {problem}; simplify it"
         core["error"] = ("grammar_dead_end", message, "structured_outputs", index)
 
 

@@ -167,10 +167,19 @@ class EngineStats:
     num_attention_blocks_read: int
     num_attention_blocks_held: int
     weight_version: int
+    device_memory: list[int] = dataclasses.field(default_factory=list)  # bytes on each GPU
+    host_memory: int = 0  # bytes of its own; pages are committed when they are first written
 
     @classmethod
-    def of(cls, core: dict[str, float], prompt_rate: float, output_rate: float) -> EngineStats:
-        """From the core's counters, by its names."""
+    def of(
+        cls,
+        core: dict[str, float],
+        prompt_rate: float,
+        output_rate: float,
+        memory: list[tuple[str, str, int]],
+    ) -> EngineStats:
+        """From the core's counters, by its names, and the lines of its memory."""
+        held = {kind: sum(n for _, k, n in memory if k == kind) for kind in ("device", "host")}
         return cls(
             num_waiting=int(core["n_waiting"]),
             num_running=int(core["n_running"]),
@@ -194,6 +203,8 @@ class EngineStats:
             num_attention_blocks_read=int(core["n_block_read"]),
             num_attention_blocks_held=int(core["n_block_held"]),
             weight_version=int(core["weight_version"]),
+            device_memory=[held["device"]] if held["device"] else [],
+            host_memory=held["host"],
         )
 
     @property
@@ -238,6 +249,8 @@ class EngineStats:
             ("cached", self.num_blocks_cached),
             ("free", self.num_blocks_free),
         ]
+        memory = [(f"GPU {i}", size) for i, size in enumerate(self.device_memory)]
+        memory.append(("host", self.host_memory))
         return bars(
             [
                 ("tokens per second, last 10 s", rates, lambda v: f"{v:.0f}"),
@@ -249,6 +262,7 @@ class EngineStats:
                     [("hits", self.prefix_hit_rate)],
                     lambda v: f"{100 * v:.1f} %",
                 ),
+                ("memory of the engine", memory, format_bytes),
             ]
         )
 

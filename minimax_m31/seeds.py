@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+from .params_check import as_int, bad
+
 MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -14,8 +16,9 @@ def derive_seed(seed: int, sample_index: int) -> int:
     `derive_seed(s, 0) == s`; the others are one round of SplitMix64 away, so neighbouring seeds do
     not share streams.
     """
+    seed, sample_index = as_int("seed", seed), as_int("sample_index", sample_index)
     if sample_index < 0:
-        raise ValueError(f"sample_index={sample_index}: it must be 0 or more")
+        raise bad("sample_index", sample_index, "it must be 0 or more")
     if sample_index == 0:
         return seed & MASK
     z = ((seed & MASK) + _GOLDEN * sample_index) & MASK

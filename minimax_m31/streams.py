@@ -117,8 +117,8 @@ class StreamCall(Call):
             return
         whole = core if start == 0 or not ended else self.engine.read(core_id)
         if job.plan.grammar is not None:
-            dead_end(core)
-            dead_end(whole)
+            dead_end(core, job.grammar_problem)
+            dead_end(whole, job.grammar_problem)
         if ended:
             del self._flying[core_id], self._growing[core_id]
             self.engine.release(core_id)

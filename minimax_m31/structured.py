@@ -166,7 +166,9 @@ def grammar_text(value: StructuredOutputsParams | Mapping[str, Any]) -> str:
                 param="structured_outputs",
                 value=p.choice,
             )
-        return "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in p.choice)
+        # one terminal: an automaton, where alternatives of a rule would be followed one by one
+        words = " | ".join(json.dumps(c, ensure_ascii=False) for c in dict.fromkeys(p.choice))
+        return f"start: CHOICE\nCHOICE: {words}"
     if p.grammar is not None:
         return p.grammar
     if p.structural_tag is not None:
@@ -240,8 +242,7 @@ class Grammars:
             return found
         pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="mm-grammar")
         try:
-            work = pool.submit(self._library.LLMatcher, self._ll, text, log_level=0)
-            matcher = work.result(COMPILE_S)
+            matcher = pool.submit(self._compiled, text).result(COMPILE_S)
         except concurrent.futures.TimeoutError as error:
             raise GrammarError(
                 f"{param}: the grammar took longer than {COMPILE_S:g} s to compile: simplify it",
@@ -250,7 +251,7 @@ class Grammars:
         finally:
             pool.shutdown(wait=False)
         if matcher.is_error():
-            raise GrammarError(f"{param}: {matcher.get_error()}", param=param)
+            raise GrammarError(f"{param}: {_problem(matcher)}", param=param)
         grammar = Grammar(matcher, in_thinking)
         with self._lock:
             if len(self._cache) >= CACHE:
@@ -258,9 +259,24 @@ class Grammars:
             self._cache[key] = grammar
         return grammar
 
+    def _compiled(self, text: str) -> Any:
+        """A matcher in its first state, or in an error state: the first mask is tried as well."""
+        matcher = self._library.LLMatcher(self._ll, text, log_level=0)
+        if matcher.is_error():
+            return matcher
+        probe = matcher.deep_copy()
+        words = np.zeros((self.n_vocab + 31) // 32, np.uint32)
+        probe.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return probe if probe.is_error() else matcher
+
     def of_params(self, value: StructuredOutputsParams | Mapping[str, Any]) -> Grammar:
         p = as_params(value)
         return self.compile(grammar_text(p), in_thinking=p.in_thinking, param="structured_outputs")
+
+
+def _problem(matcher: Any) -> str:
+    """What stopped a matcher, without the dump of its state."""
+    return str(matcher.get_error()).split("\n<state>")[0].strip()
 
 
 class Constraint:
@@ -280,6 +296,11 @@ class Constraint:
     @property
     def n_seen(self) -> int:
         return self._seen
+
+    @property
+    def problem(self) -> str:
+        """Why no mask can be made any more; "" while there can."""
+        return _problem(self._matcher) if self._matcher.is_error() else ""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Takes in the tokens drawn since the last call."""
@@ -304,10 +325,11 @@ class Constraint:
         if self._phase == "think":
             words.fill(0xFFFFFFFF)
             return words
-        if self._matcher.is_error():
+        if not self._matcher.is_error():
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():  # it may have met a limit just now
             words.fill(0)
             return words
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._phase == "lead":
             for token in (self._grammars.open_id, self._grammars.close_id):
                 if token is not None:

@@ -264,8 +264,13 @@ class Tokenizer:
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]: ...
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | None | list[str | None]:
         if isinstance(ids, Iterable):
-            return [self._whole.id_to_token(int(i)) for i in ids]
-        return self._whole.id_to_token(int(ids))
+            return [self._token_of(i) for i in ids]
+        return self._token_of(ids)
+
+    def _token_of(self, i: Any) -> str | None:
+        """None for ids that stand for nothing, below `vocab_size` or not."""
+        number = as_int("ids", i)
+        return self._whole.id_to_token(number) if 0 <= number < self._vocab_size else None
 
     @overload
     def convert_tokens_to_ids(self, tokens: str) -> int | None: ...  # type: ignore[overload-overlap]

@@ -130,10 +130,10 @@ def slots_of(m: Machine, rows: list[SampleRow], mask_lanes: int = 1) -> Slots:
 
 
 def sample(
-    m: Machine, rows: list[SampleRow], slots: Slots | None = None
+    m: Machine, rows: list[SampleRow], slots: Slots | None = None, **how: Any
 ) -> tuple[Array, Array, Array]:
     """Token, flag and processed logits of every row; the lanes before a row are output rows
-    of their own, dropped here."""
+    of their own, dropped here. how: `draw`, `work_ends`."""
     slots = slots or slots_of(m, rows)
     row_slot, lane, row_token, logits, last = [], [], [], [], []
     for i, r in enumerate(rows):
@@ -161,5 +161,6 @@ def sample(
         commit=False,
         token=token,
         flag=flag,
+        **how,
     )
     return m.get(token)[last], m.get(flag)[last], m.get(work)[last]

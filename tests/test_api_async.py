@@ -95,6 +95,24 @@ def test_hundreds_at_once(llm: LLM, expected: list[list[int]]) -> None:
     assert len(names) <= 6  # not one for each request
 
 
+def test_a_loop_that_is_closed_ends_its_streams(llm: LLM) -> None:
+    """Even one whose tasks nobody cancelled."""
+    loop = asyncio.new_event_loop()
+
+    async def read() -> None:
+        async for _ in llm.as_async().generate(PROMPTS[0], LONG):
+            pass
+
+    before = llm.stats().num_aborted
+    task = loop.create_task(read())
+    loop.run_until_complete(asyncio.sleep(0.05))
+    assert not task.done()
+    loop.close()
+    assert settled(llm)
+    assert llm.stats().num_aborted == before + 1
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 def test_several_loops_at_once(llm: LLM, expected: list[list[int]]) -> None:
     engine = llm.as_async()
     got: dict[int, list[list[int]]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -258,6 +259,33 @@ def test_pause_keep_freezes_and_goes_on(llm: LLM) -> None:
     assert late.result(60).finished
 
 
+def test_a_freeze_that_ends_at_once_is_not_missed(llm: LLM) -> None:
+    """However short a pause is, the engine wakes up from it."""
+    expected = tokens_of(llm.generate(PROMPTS[0], LONG.replace(max_tokens=300))[0])
+    for _ in range(20):
+        handle = llm.submit(PROMPTS[0], LONG.replace(max_tokens=300))
+        while not handle.done():
+            llm.pause_generation("keep")
+            llm.resume_generation()
+            before = llm.stats().num_steps
+            wait_until(lambda h=handle, n=before: h.done() or llm.stats().num_steps > n)
+        assert tokens_of(handle.result(10)) == expected
+
+
+def test_a_callback_may_pause(llm: LLM) -> None:
+    paused_at: list[int] = []
+
+    def hold(output: RequestOutput) -> None:
+        if not paused_at and not output.finished:
+            llm.pause_generation("keep")
+            paused_at.append(len(tokens_of(output)))
+            llm.resume_generation()
+
+    handle = llm.submit(PROMPTS[0], LONG.replace(max_tokens=300), on_token=hold)
+    assert len(tokens_of(handle.result(30))) == 300 and paused_at
+    assert not handle.callback_errors and not llm.is_paused
+
+
 def test_pause_wait_drains(llm: LLM) -> None:
     handles = [llm.submit(p, LONG.replace(max_tokens=300)) for p in PROMPTS]
     paused(llm, "wait")
@@ -341,3 +369,83 @@ def test_an_aborted_prompt_does_not_hold_up_the_next_call() -> None:
         whole = llm.submit([i % 200 for i in range(4000)], GREEDY).result(300)
         assert whole.metrics.num_generation_tokens == 12
         assert llm.stats().num_steps - stats.num_steps > 12  # the prompt took several steps
+
+
+# ---------------------------------------------------------------- all of it at once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_from_many_threads(seed: int) -> None:
+    """Whatever is asked, aborted, cancelled and paused at once: nothing hangs, nothing is left, and
+    what is generated is always the beginning of the right answer.
+    """
+    size = {"kv_cache_memory_bytes": 2 << 20} if seed % 2 else {}  # 8 pages: preemption
+    prompts = [[i + 1, 7, 9] * (1 + 40 * (i % 3)) for i in range(12)]
+    greedy = GREEDY.replace(max_tokens=24)
+    wrong: list[object] = []
+    with ids_llm(max_num_seqs=4, **size) as llm:
+        expected = [tokens_of(o) for o in llm.generate(prompts, greedy, use_tqdm=False)]
+        end = time.monotonic() + 15
+
+        async def cancelled(i: int, seconds: float) -> None:
+            task = asyncio.ensure_future(llm.as_async().generate_one(prompts[i], greedy))
+            await asyncio.sleep(seconds)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        def ask(i: int, way: int, rng: random.Random) -> list[tuple[int, list[int]]]:
+            """(prompt, tokens) of what may have ended early; whole answers are checked here."""
+            if way == 0:
+                handle = llm.submit(prompts[i], greedy)
+                time.sleep(rng.random() * 0.02)
+                handle.abort()
+                return [(i, tokens_of(handle.result(60)))]
+            if way == 1:
+                seconds = 0.01 + rng.random() * 0.1
+                outputs = llm.generate([prompts[i]] * 3, greedy, timeout=seconds, use_tqdm=False)
+                return [(i, tokens_of(o)) for o in outputs]
+            if way == 2:
+                enough = rng.choice([None, 3])
+                pieces = llm.generate_iter(prompts, greedy, min_finished=enough, use_tqdm=False)
+                return [(k, tokens_of(o)) for k, o in pieces]
+            if way == 3:
+                asyncio.run(cancelled(i, rng.random() * 0.02))
+            elif way == 4:
+                llm.reset_prefix_cache()
+            elif way == 5:
+                llm.score_tokens(prompts[i], use_tqdm=False)
+            elif way == 6:
+                for _ in llm.generate_iter(prompts, greedy, use_tqdm=False):
+                    break
+            elif way == 7:
+                parts = llm.generate_stream(prompts[i], greedy)
+                assert sum((tokens_of(o) for o in parts), []) == expected[i]
+            else:
+                assert tokens_of(llm.submit(prompts[i], greedy).result(60)) == expected[i]
+            return []
+
+        def work(k: int) -> None:
+            rng = random.Random(100 * seed + k)
+            while time.monotonic() < end:
+                try:
+                    if k == 0 and rng.random() < 0.3:
+                        llm.pause_generation(rng.choice(["keep", "keep", "wait"]))
+                        time.sleep(rng.random() * 0.01)
+                        llm.resume_generation()
+                    i = rng.randrange(12)
+                    for j, made in ask(i, rng.randrange(9), rng):
+                        assert made == expected[j][: len(made)]
+                except BaseException as error:
+                    wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not wrong
+        wait_until(lambda: llm.stats().num_running + llm.stats().num_waiting == 0)
+        assert llm.stats().num_blocks_used == 0
+        assert not llm._active and not llm._calls

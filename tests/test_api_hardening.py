@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import minimax_m31
 from minimax_m31 import (
     LLM,
     ConfigError,
+    Conversation,
     InvalidRequestError,
     RequestOutputKind,
     SamplingParams,
@@ -335,6 +337,70 @@ def test_other_kinds(text: LLM) -> None:
         with pytest.raises(InvalidRequestError, match="^logit_bias="):
             SamplingParams.from_optional(logit_bias=bias)
     assert SamplingParams.from_optional(logit_bias={"3": 500}).logit_bias == {3: 100.0}
+
+
+def test_what_is_no_conversation(text: LLM) -> None:
+    for wrong in (5, None, "", [], object()):
+        with pytest.raises(InvalidRequestError, match="^message="):
+            Conversation(text).say(wrong)
+    for engine in ("nano", None, text.as_async()):
+        with pytest.raises(TypeError, match="an open LLM is needed, not"):
+            Conversation(engine)
+    with pytest.raises(InvalidRequestError, match="^text_or_token_ids=5"):
+        text.parse_output(5, start="enabled")  # type: ignore[arg-type]
+    talk = [{"role": "user", "content": "a"}]
+    for path in ("templates/mine.jinja", "", "no expression"):
+        with pytest.raises(InvalidRequestError, match="is no template.*read_text"):
+            text.chat(talk, FEW, chat_template=path, use_tqdm=False)
+
+
+def test_a_conversation_of_several_threads_loses_no_turn(text: LLM) -> None:
+    talk = Conversation(text)
+    threads = [threading.Thread(target=talk.say, args=(f"{i}", FEW)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [m["role"] for m in talk.messages] == ["user", "assistant"] * 6
+    assert sorted(m["content"] for m in talk.messages[::2]) == [str(i) for i in range(6)]
+    assert len(talk.outputs) == 6 and talk.outputs[-1].prompt_token_ids == talk.token_ids[:-2]
+
+
+def test_warm_up_takes_lists_of_numbers(ids: LLM) -> None:
+    for name in ("batch_sizes", "lengths"):
+        for wrong in (3, "8", [0], [-1], [1.5], [True]):
+            with pytest.raises(InvalidRequestError, match=f"^{name}="):
+                ids.warmup(**{name: wrong})
+    before = ids.stats().num_finished
+    ids.warmup((1, 2), [5])
+    assert ids.stats().num_finished == before + 3
+
+
+def test_ids_that_stand_for_no_token(text: LLM) -> None:
+    tokenizer = text.get_tokenizer()
+    assert tokenizer.convert_ids_to_tokens([-1, 10**9]) == [None, None]
+    with pytest.raises(InvalidRequestError, match="^ids="):
+        tokenizer.convert_ids_to_tokens(["a"])  # type: ignore[list-item]
+
+
+def test_names_of_a_plan_are_suggested() -> None:
+    with pytest.raises(TypeError, match="did you mean .*gpu"):
+        LLM.plan("nano", gpus=3)
+
+
+def test_a_limit_of_the_address_space_is_seen() -> None:
+    """ulimit -v, as batch systems set it: sizes that are chosen fit into it."""
+    code = (
+        "import resource; from minimax_m31.opening import free_host_bytes; "
+        "before = free_host_bytes(); "
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY)); "
+        "print(before, free_host_bytes())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    before, limited = map(int, done.stdout.split())
+    assert 0 < limited < 1 << 30 and limited < before
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

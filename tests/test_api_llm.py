@@ -485,7 +485,8 @@ def test_repr_stats_memory(llm: LLM) -> None:
     assert stats.num_generation_tokens > 0
     assert 0 <= stats.prefix_hit_rate <= 1
     report = llm.memory_report()
-    assert report.total("host") > 0
+    assert report.total("host") == stats.host_memory > 0
+    assert stats.device_memory == ([report.total("device")] if report.total("device") else [])
     assert "KV" in str(report)
     assert dict(llm.get_metrics())["num_steps"] >= stats.num_steps
     assert llm.llm_engine.model_config.max_model_len == 2048
@@ -496,6 +497,9 @@ def test_repr_stats_memory(llm: LLM) -> None:
 def test_reset_prefix_cache(llm: LLM) -> None:
     prompt = [9] * 300
     llm.generate(prompt, GREEDY)
+    assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 256
+    llm.reset_mm_cache()  # there are no media: nothing is dropped
+    llm.reset_encoder_cache()
     assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 256
     assert llm.reset_prefix_cache()
     assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0

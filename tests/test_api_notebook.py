@@ -281,6 +281,8 @@ def test_n10_plots(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for figure in (stats.plot(), report.plot()):
         assert figure.get_axes()
         assert "Figure" in type(figure).__name__
+        # a cell shows it, although nobody said %matplotlib inline
+        assert figure._repr_png_().startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in sys.modules  # no window system, no global figures
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 from minimax_m31 import ConfigError, EngineArgs, InvalidRequestError, SamplingParams, derive_seed
@@ -203,6 +204,10 @@ def test_derive_seed() -> None:
     assert all(0 <= s < 2**64 for s in seeds)
     with pytest.raises(ValueError, match="sample_index"):
         derive_seed(1, -1)
+    assert derive_seed(np.int64(42), np.int32(3)) == derive_seed(42, 3)  # type: ignore[arg-type]
+    for wrong in ("1", 1.0, None, True):
+        with pytest.raises(InvalidRequestError, match="^seed="):
+            derive_seed(wrong, 1)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- engine arguments
@@ -226,6 +231,7 @@ BAD_ARGUMENTS = [
     ("thinking", "sometimes"), ("reasoning_effort", "extreme"), ("enable_return_routed_experts",
     True),
     ("log_level", "LOUD"), ("step_timeout_s", 0), ("tokenizer_threads", 0), ("moe_backend", "x"),
+    ("chat_template", "{% for"), ("chat_template", "templates/mine.jinja"), ("chat_template", 3),
     ("distributed_executor_backend", "ray"), ("default_max_tokens", 0), ("enable_lora", True),
     ("model", 3),
     ("limit_mm_per_prompt", {"image": 2}), ("compilation_config", {"level": 3}),
@@ -255,6 +261,11 @@ def test_unknown_engine_argument() -> None:
             EngineArgs(**{name: 1})
     with pytest.raises(TypeError, match="SamplingParams"):
         EngineArgs(temperature=1)
+
+
+def test_engine_arguments_are_shown_briefly() -> None:
+    assert repr(EngineArgs()) == "EngineArgs(model='nano')"
+    assert repr(EngineArgs(max_num_seqs=4)) == "EngineArgs(model='nano', max_num_seqs=4)"
 
 
 def test_accepted_no_ops() -> None:

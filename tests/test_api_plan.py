@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from api_models import GOLDEN, IDS_MODEL
 
-from minimax_m31 import LLM, _core
+from minimax_m31 import LLM, MemoryPlan, _core
 from minimax_m31.errors import ConfigError
 from minimax_m31.model_config import read_model_config
 from minimax_m31.opening import NANO
-from minimax_m31.plan import MILLION, MemoryPlan
+from minimax_m31.plan import MILLION
 from minimax_m31.plan_devices import device_of, known_devices, parse_size
 from minimax_m31.plan_release import release_config
 
@@ -272,6 +272,21 @@ def test_plan_formats_follow_the_config() -> None:
 def test_plan_formats_follow_the_device() -> None:
     formats = {g: LLM.plan("nano", gpu=g).arguments["kv_format"] for g in ("A100", "H100", "B200")}
     assert formats == {"A100": "bf16", "H100": "fp8", "B200": "fp8"}
+
+
+def test_plan_says_what_newer_devices_get() -> None:
+    """B200: fp8 by default like an H200, and how many tokens the smaller caches hold."""
+    plan = LLM.plan(RELEASE, gpu="4x B200")
+    (note,) = (n for n in plan.notes if n.startswith("caches: 'auto' is fp8"))
+    smaller = LLM.plan(RELEASE, gpu="4x B200", kv_cache_dtype="nvfp4", indexer_kv_dtype="nvfp4")
+    gain = float(re.findall(r"holds ([\d.]+) times", note)[0])
+    assert smaller.kv_capacity_tokens / plan.kv_capacity_tokens == pytest.approx(gain, rel=0.01)
+    assert any("sm_100: runs the kernels for sm_80" in n for n in plan.notes)
+    for other in (smaller, LLM.plan(RELEASE, gpu="4x H200")):
+        assert not any("'auto'" in n for n in other.notes)
+    half = LLM.plan(RELEASE, gpu="4x B200", kv_cache_dtype="nvfp4")
+    (note,) = (n for n in half.notes if "'auto'" in n)
+    assert "indexer_kv_dtype='nvfp4'" in note and ", kv_cache_dtype" not in note
 
 
 def test_plan_shows_itself() -> None:

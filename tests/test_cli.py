@@ -57,6 +57,33 @@ def test_generate_by_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert output["outputs"][0]["token_ids"] == same.outputs[0].token_ids
 
 
+@pytest.mark.skipif(not (NANO / "config.json").is_file(), reason="no trained checkpoint")
+def test_chat_puts_the_answer_on_standard_output() -> None:
+    """And the thinking beside it, so that a pipe gets the answer alone."""
+    greedy = ["--temperature", "0", "--thinking", "enabled", *SMALL]
+    done = run("chat", "What is 17 + 25?", *greedy)
+    assert (done.returncode, done.stdout) == (0, "42\n")
+    assert done.stderr.startswith("[thinking] ") and done.stderr.endswith("\n\n")
+    lines = run("chat", *greedy, stdin="What is 17 + 25?\n\nWhat is 8 * 7?\n")
+    assert lines.returncode == 0 and lines.stdout.splitlines()[0] == "42"
+    assert len(lines.stdout.splitlines()) == 2
+    plain = run("chat", "--json", "What is 17 + 25?", *greedy)
+    (line,) = plain.stdout.splitlines()
+    assert json.loads(line)["outputs"][0]["message"]["content"] == "42"
+    many = run("chat", "-n", "3", "a", *greedy)
+    assert many.returncode == 1 and "-n 3" in many.stderr
+
+
+def test_a_missing_package_is_one_line() -> None:
+    code = (
+        "import sys; sys.modules['lm_eval'] = None; "
+        "from minimax_m31.__main__ import main; sys.exit(main(['lm-eval', '--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert 'pip install "minimax-m31[lm-eval]"' in done.stderr
+
+
 def test_errors_are_one_line_and_exit_code_1() -> None:
     for command in (
         ["generate", "--model", "/nonexistent", "x"],

@@ -425,3 +425,38 @@ def test_without_the_library_the_pip_line_is_named(
             llm.chat(WEATHER, GREEDY, tools=TOOLS, use_tqdm=False, **args)  # type: ignore[arg-type]
         assert caught.value.param == next(iter(args))
     assert llm.generate("a", GREEDY.replace(max_tokens=1), use_tqdm=False)  # free ones still run
+
+
+# ---------------------------------------------------------------- large grammars
+
+
+@needs_library
+def test_choices_may_be_many(llm: LLM) -> None:
+    """Labels of a classifier: more than the alternatives that a rule of a grammar may have."""
+    labels = [f"label {i * 7919 % 100003} x" for i in range(20000)]
+    params = constrained(SamplingParams(temperature=1.0, seed=1, max_tokens=40), choice=labels)
+    output = llm.generate("a", params, use_tqdm=False)[0]
+    assert output.outputs[0].finish_reason == "stop" and output.outputs[0].text in set(labels)
+    # one that begins another can be the answer, and one that is given twice is one
+    short = {"choice": ["f", "forty", "f"]}
+    texts = {
+        llm.generate("a", constrained(SamplingParams(seed=i, **hot), **short), use_tqdm=False)[0]
+        .outputs[0]
+        .text
+        for i, hot in ((i, {"temperature": 20.0, "max_tokens": 10}) for i in range(30))
+    }
+    assert texts == {"f", "forty"}
+
+
+@needs_library
+def test_limits_are_named_where_they_are_met(llm: LLM) -> None:
+    """A grammar that is too large to be followed says so, and harms no other request."""
+    rules = " | ".join(f'"w{i} "' for i in range(5000))
+    cases: list[dict[str, Any]] = [{"grammar": f"start: {rules}"}, {"regex": "(a{999}){999}"}]
+    params = [*(constrained(**case) for case in cases), GREEDY.replace(max_tokens=3)]
+    outputs = llm.generate(["a"] * 3, params, on_error="return", use_tqdm=False)
+    for output, words in zip(outputs, ("max is 2000", "too many|too complex"), strict=False):
+        assert output.error is not None and output.error.code in ("grammar_dead_end", "grammar")
+        assert re.search(words, output.error.message, re.IGNORECASE), output.error.message
+        assert "<state>" not in output.error.message
+    assert outputs[2].error is None

@@ -15,6 +15,7 @@ from minimax_m31 import (
     ConfigError,
     Conversation,
     InvalidRequestError,
+    MemoryPlan,
     Message,
     RequestHandle,
     RequestOutput,
@@ -76,6 +77,11 @@ def scored(llm: LLM) -> float:
     scores: TokenScores = llm.score_tokens("a b", top_k=2)[0]
     pairs: list[tuple[float, bool]] = llm.loglikelihood(["a"], ["b"])
     return float(scores.logprobs.sum()) + pairs[0][0] + llm.perplexity("a")[0].perplexity
+
+
+def fits() -> int:
+    plan: MemoryPlan = LLM.plan("M3.1-Flash", gpu="8x H200", max_num_seqs=64)
+    return plan.kv_capacity_tokens if plan.fits else plan.total("device", "weights")
 
 
 def adapters(llm: LLM) -> list[EvalRecord]:

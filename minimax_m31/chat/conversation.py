@@ -14,6 +14,7 @@ from __future__ import annotations
 import html
 import inspect
 import json
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -65,7 +66,10 @@ class Conversation:
                 param="tool_choice",
                 value=chat_args["tool_choice"],
             )
+        if not hasattr(llm, "answer_ids"):
+            raise TypeError(f"Conversation: an open LLM is needed, not {type(llm).__name__}")
         self._llm = llm
+        self._lock = threading.Lock()
         self._tokenizer = llm.get_tokenizer()
         self._defaults = getattr(llm, "chat_defaults", (None, None))
         self._tools = list(tools) if tools is not None else []
@@ -85,10 +89,20 @@ class Conversation:
         """Add a message (text, a dict or a list of dicts), generate the answer, and return the
         engine's output.
         """
+        if not isinstance(message, (str, Mapping, Message, list, tuple)) or not message:
+            raise InvalidRequestError(
+                f"message={message!r}: text, a message (a dict) or a list of messages is needed",
+                param="message",
+                value=message,
+            )
         added = [message] if isinstance(message, (str, Mapping, Message)) else list(message)
         return self._turn([_plain(item) for item in added], sampling_params)
 
     def _turn(self, added: list[dict[str, Any]], sampling_params: Any) -> Any:
+        with self._lock:  # turns of several threads come one after the other
+            return self._next_turn(added, sampling_params)
+
+    def _next_turn(self, added: list[dict[str, Any]], sampling_params: Any) -> Any:
         messages = [*self.messages, *added]
         rendered = self._render(messages, generate=True)
         ids = self._next_ids(rendered)
@@ -131,7 +145,7 @@ class Conversation:
                 warnings.warn(
                     "the chat template prints earlier turns differently once later ones follow, so "
                     "the conversation was rendered anew: token ids of earlier turns changed",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
             self.rerendered = True
         return self._encode(rendered, 0)

@@ -250,6 +250,12 @@ def parse_output(
                 "kept)",
                 param="tokenizer",
             )
+        if not isinstance(text_or_token_ids, Iterable):
+            raise InvalidRequestError(
+                f"text_or_token_ids={text_or_token_ids!r}: text or a list of token ids is needed",
+                param="text_or_token_ids",
+                value=text_or_token_ids,
+            )
         ids = [int(i) for i in text_or_token_ids]
         if ids and ids[-1] == tokenizer.eos_token_id:
             ids.pop()

@@ -26,6 +26,12 @@ class ChatTemplate:
             raise _error(
                 f"the chat template has {len(source)} characters, more than {MAX_TEMPLATE}"
             )
+        if "{{" not in source and "{%" not in source:
+            shown = source if len(source) <= 60 else f"{source[:60]}..."
+            raise _error(
+                f"{shown!r} is no template (it would print the same for all messages): give the "
+                "text of a Jinja template; of a file, Path(...).read_text()"
+            )
         self.source = source
         self._environment = ChatEnvironment()
         try:
