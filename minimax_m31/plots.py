@@ -19,6 +19,13 @@ class TextChart(str):
         return str(self)
 
 
+def _png(figure: Any) -> bytes:
+    """What a cell shows, whether or not pyplot was set up in the kernel."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
 def bars(groups: Sequence[Group]) -> Any:
     """One chart of horizontal bars for each group: a matplotlib figure, or a TextChart."""
     try:
@@ -26,16 +33,10 @@ def bars(groups: Sequence[Group]) -> Any:
     except ImportError:
         return text_bars(groups)
 
-    class NotebookFigure(Figure):
-        """Shown by a cell as it is, whether or not pyplot was set up in the kernel."""
-
-        def _repr_png_(self) -> bytes:
-            out = io.BytesIO()
-            self.savefig(out, format="png")
-            return out.getvalue()
-
+    # made here, since a checker that has no matplotlib takes no class of an unknown base
+    notebook_figure: Any = type("NotebookFigure", (Figure,), {"_repr_png_": _png})
     heights = [max(1, len(rows)) for _, rows, _ in groups]
-    figure = NotebookFigure(
+    figure = notebook_figure(
         figsize=(7, 0.8 * len(groups) + 0.3 * sum(heights)), layout="constrained"
     )
     axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
