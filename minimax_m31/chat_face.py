@@ -195,14 +195,16 @@ class ChatFace(Bookkeeping):
         the answer begins in, which budgets, stop strings and constraints depend on."""
         from .calls import Call
         from .core_params import make_plan
-        from .prompts import Prompt
+        from .prompts import Prompt, to_ids
 
         llm = cast("LLM", self)
+        llm._engine()
+        ids = to_ids(token_ids, 0, llm._facts.n_vocab, "token_ids").tolist()
         params = per_prompt(sampling_params, 1, llm._default_params)[0]
         plan = make_plan(
             params, llm._facts, llm._tokenizer, think_start=start, grammars=llm._grammars
         )
-        prompt = Prompt(None, list(token_ids))
+        prompt = Prompt(None, ids)
         common = llm._common(1, None, None, "raise", None)
         return llm._gather(Call(llm, 1, lambda _: (prompt, plan, start), **common))[0]
 

@@ -359,8 +359,8 @@ def _check_where(a: EngineArgs, p: _Problems) -> None:
 def _check_sizes(a: EngineArgs, p: _Problems) -> None:
     if a.max_model_len not in (None, "auto", -1):
         p.integer("max_model_len", 1, 2**31 - 1, "a number of tokens, or 'auto', is needed")
-    p.integer("max_num_seqs", 1, 65536, "it must be 1 or more")
-    rows = p.integer("max_num_batched_tokens", PAGE, 2**24, f"it must be at least {PAGE}")
+    p.integer("max_num_seqs", 1, 65536, "it must be 1 to 65536")
+    rows = p.integer("max_num_batched_tokens", PAGE, 2**24, f"it must be {PAGE} to {2**24}")
     if rows is not None and rows % PAGE:
         below = rows // PAGE * PAGE
         p.add(
@@ -377,7 +377,7 @@ def _check_sizes(a: EngineArgs, p: _Problems) -> None:
             f"a prompt of max_model_len={a.max_model_len} needs "
             f"max_num_batched_tokens={-(-a.max_model_len // PAGE) * PAGE}",
         )
-    p.integer("default_max_tokens", 1, 2**31 - 1, "it must be 1 or more")
+    p.integer("default_max_tokens", 1, 2**31 - 1, f"it must be 1 to {2**31 - 1}")
     p.only(
         "block_size",
         (PAGE, None),
@@ -439,7 +439,7 @@ def _check_how(a: EngineArgs, p: _Problems) -> None:
         "not part of this version; LLM.trace(ids).experts has them",
     )
     if a.tokenizer_threads is not None:
-        p.integer("tokenizer_threads", 1, 4096, "it must be 1 or more")
+        p.integer("tokenizer_threads", 1, 4096, "it must be 1 to 4096")
     timeout = p.number("step_timeout_s")
     if timeout is not None and timeout <= 0:
         p.add("step_timeout_s", "it must be above 0")

@@ -17,6 +17,7 @@ from .calls import Job
 from .errors import EngineClosedError, Mm31Error
 from .outputs import RequestOutput
 from .params import RequestOutputKind
+from .params_check import as_float
 from .results import dead_end, exception_of
 from .streams import Growth, StreamCall, first_needed, tail
 
@@ -315,7 +316,7 @@ class RequestHandle:
 
     def result(self, timeout: float | None = None) -> RequestOutput:
         """The finished output. TimeoutError after `timeout` seconds; the request goes on."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + as_float("timeout", timeout)
         call = self._call
         self._llm.check_process()
         with call.changed:

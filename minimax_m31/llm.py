@@ -166,7 +166,8 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         min_finished: int | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """As `generate`, but yields (index, output) as prompts finish and keeps none. Closing it
-        aborts the rest.
+        aborts the rest. An iterator of prompts is read to its end first: a bad prompt is refused
+        before any runs.
 
         `min_finished`: once that many prompts have finished (with all their samples) the others
         end with what they have, finish_reason "abort".
@@ -430,6 +431,7 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         return bool(self._core.closed)
 
     def __enter__(self) -> LLM:
+        self._engine()
         return self
 
     def __exit__(self, *_: object) -> None:

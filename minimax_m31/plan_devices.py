@@ -114,7 +114,7 @@ def device_of(gpu: Any) -> Device:
             return Device(name, "cuda", total, total - CONTEXT, cc)
         if not re.match(r"\s*\d", gpu):
             near = nearest(gpu, [*_KNOWN, *_ALIASES, "cpu"])
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
             raise ConfigError(
                 f"gpu={gpu!r}: no device of this name is known{hint} Known: "
                 f"{', '.join(known_devices())}, 'cpu'; or give its memory: gpu='80GB'"

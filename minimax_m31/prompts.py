@@ -207,8 +207,8 @@ def to_ids(value: Any, index: int, n_vocab: int, param: str = "prompt_token_ids"
     else:
         try:
             array = np.asarray(value if isinstance(value, (list, tuple)) else list(value))
-        except (ValueError, OverflowError) as error:
-            raise fail(f"not a flat list of integers ({error})", value) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise fail(f"{value!r} is not a flat list of integers ({error})", value) from None
     if array.size == 0:
         raise fail("it is empty: at least one token is needed", value)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -74,16 +74,24 @@ def _schema_of(value: Any) -> Any:
                 value=value,
             )
         return value.model_json_schema()
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
+    schema = value
+    if isinstance(value, str):
+        try:
+            schema = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise GrammarError(
+                f"structured_outputs: json is no JSON text: {error}",
+                param="structured_outputs",
+                value=value,
+            ) from error
+    if not isinstance(schema, Mapping):
         raise GrammarError(
-            f"structured_outputs: json is no JSON text: {error}",
+            f"structured_outputs: json={value!r} is no JSON schema: give an object such as "
+            "{'type': 'object', 'properties': {...}}, its JSON text, or a pydantic model",
             param="structured_outputs",
             value=value,
-        ) from error
+        )
+    return schema
 
 
 def _closed(node: Any) -> Any:
@@ -160,7 +168,11 @@ def grammar_text(value: StructuredOutputsParams | Mapping[str, Any]) -> str:
     if p.regex is not None:
         return str(matcher.grammar_from_regex(p.regex))
     if p.choice is not None:
-        if not p.choice or not all(isinstance(c, str) and c for c in p.choice):
+        if (
+            not p.choice
+            or isinstance(p.choice, str)
+            or not all(isinstance(c, str) and c for c in p.choice)
+        ):
             raise GrammarError(
                 "structured_outputs: choice is a list of non-empty strings",
                 param="structured_outputs",

@@ -25,6 +25,7 @@ from minimax_m31 import (
     LLM,
     ConfigError,
     Conversation,
+    EngineClosedError,
     InvalidRequestError,
     RequestOutputKind,
     SamplingParams,
@@ -447,3 +448,24 @@ def test_a_generation_config_that_cannot_be_run(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(ConfigError, match="override_generation_config: top_p=7"):
         ids_llm(override_generation_config={"top_p": 7})
+
+
+def test_values_of_the_wrong_kind_are_named() -> None:
+    with LLM("nano", max_model_len=256) as llm:
+        for schema in (5, True, []):
+            with pytest.raises(InvalidRequestError, match=f"json={re.escape(repr(schema))}"):
+                llm.generate("x", SamplingParams(structured_outputs={"json": schema}))
+        with pytest.raises(InvalidRequestError, match="choice is a list"):
+            llm.generate("x", SamplingParams(structured_outputs={"choice": "ab"}))
+        for ids in (None, 5):
+            with pytest.raises(InvalidRequestError, match=f"{ids} is not a flat list"):
+                llm.answer_ids(ids, start="disabled")  # type: ignore[arg-type]
+        handle = llm.submit("x", SamplingParams(max_tokens=2, ignore_eos=True))
+        with pytest.raises(InvalidRequestError, match="timeout='x'"):
+            handle.result(timeout="x")  # type: ignore[arg-type]
+        assert len(handle.result(timeout=30).outputs[0].token_ids) == 2
+    with pytest.raises(EngineClosedError), llm:
+        pass
+    for name, value, limit in (("max_num_seqs", 65537, 65536), ("tokenizer_threads", 5000, 4096)):
+        with pytest.raises(ConfigError, match=f"{name}={value}: it must be 1 to {limit}"):
+            LLM("nano", **{name: value})
