@@ -68,7 +68,8 @@ def find_model(args: EngineArgs) -> Path:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
         return _cached_snapshot(name, args)
     raise ConfigError(
-        f"model={name!r}: there is no such folder (and 'nano' is the only reserved name)"
+        f"model={name!r}: there is no such folder: give one that holds a checkpoint, or 'nano' "
+        "(LLM.plan also takes 'M3.1-Flash')"
     )
 
 

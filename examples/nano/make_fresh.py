@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from records import calls, obj, write
+from records import obj, write_calls
 
 S, I, N, B = ({"type": t} for t in ("string", "integer", "number", "boolean"))
 L = {"type": "array", "items": S}
@@ -85,13 +85,7 @@ ASK: list[tuple[str, list[str], Wanted]] = [
 
 
 def main() -> None:
-    def schema(name: str) -> dict[str, Any]:
-        return {"name": name, "description": TOOLS[name][0], "parameters": TOOLS[name][1]}
-
-    records = [
-        calls("fresh tool", q, [schema(n) for n in offered], want) for q, offered, want in ASK
-    ]
-    write(Path(__file__).with_name("heldout_fresh.jsonl"), records, 12000)
+    write_calls(Path(__file__).with_name("heldout_fresh.jsonl"), "fresh tool", TOOLS, ASK, 12000)
 
 
 if __name__ == "__main__":

@@ -60,3 +60,18 @@ def tool_names() -> frozenset[str]:
             bare(t["name"]) for x in text.splitlines() for t in json.loads(x).get("tools", ())
         }
     return frozenset(names)
+
+
+def write_calls(
+    file: Path,
+    kind: str,
+    tools: dict[str, tuple[str, dict[str, Any]]],
+    ask: list[tuple[str, list[str], list[tuple[str, dict[str, Any]]]]],
+    first: int,
+) -> None:
+    """Records of (request, names of the tools on offer, the calls that are right), with the tools' descriptions and schemas."""
+
+    def schema(name: str) -> dict[str, Any]:
+        return {"name": name, "description": tools[name][0], "parameters": tools[name][1]}
+
+    write(file, [calls(kind, q, [schema(n) for n in names], want) for q, names, want in ask], first)
