@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define MM_ABI 4 /* raised whenever a struct or a signature of a seam changes */
+#define MM_ABI 5 /* raised whenever a struct or a signature of a seam changes */
 /* Tokens of a KV page = of an attention block: structure of the model, not a setting. */
 #define MM_PAGE 128
 /* Entries of logit_bias, stop_token_ids, logprob_token_ids; words of bad_words. */
@@ -407,7 +407,7 @@ typedef struct mm_engine_stats {
                                            summed over rows and heads */
     double t_step_total, t_step_last;   /* seconds inside steps */
     double t_step_p50, t_step_p99;      /* of all steps, within 5 % */
-    double t_host_total; /* seconds the host worked for steps: plan, launch, commit */
+    double t_host_total; /* seconds the host worked for steps: plan, launch, commit, publish */
     uint64_t weight_version;
 } mm_engine_stats;
 void mm_engine_stats_init(mm_engine_stats *s);

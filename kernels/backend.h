@@ -25,10 +25,9 @@ typedef struct mm_backend_props {
     char device[96]; /* e.g. the processor's or the GPU's name */
     /* pointers of alloc can be read by the host; weights can stay in their mappings */
     bool is_host;
-    bool has_graph;
+    bool has_graph; /* then its ops can read memory of alloc_host, as captured steps do */
     int32_t n_thread;
     int64_t memory_total, memory_free; /* bytes, when opened */
-    bool reads_host; /* a device whose ops can read memory of alloc_host, slowly */
 } mm_backend_props;
 
 struct mm_backend {

@@ -1,7 +1,8 @@
-/* host_begin.c: the `begin` op of host backends: applies what a batch changes to the slots,
- * then expands its rows into the arrays that ops read. Order: slots, pages, masks,
+/* host_begin.c: the `begin` and `expand` ops of host backends: what a batch changes is applied to
+ * the slots, then its rows are expanded into the arrays that ops read. Order: slots, masks; pages,
  * sequences, outputs. */
 #include "kernels/host_begin.h"
+#include "kernels/expand_check.h"
 
 /* The views are const to ops; their arrays belong to the caller and are written here only. */
 #define OUT(field) ((int32_t *)(uintptr_t)(field))
@@ -13,7 +14,7 @@ static void copy_list(void *dst, int32_t slot, int64_t width, const mm_batch *b,
         memcpy((int32_t *)dst + slot * width, mm_batch_at(b, offset), (size_t)n * sizeof(int32_t));
 }
 
-static void set_mask(mm_slots *s, int32_t slot, int32_t lane, const void *mask)
+static void set_mask(const mm_slots *s, int32_t slot, int32_t lane, const void *mask)
 {
     memcpy(s->mask + ((int64_t)slot * s->mask_lanes + lane) * s->mask_words, mask,
            (size_t)s->mask_words * sizeof(uint32_t));
@@ -22,7 +23,8 @@ static void set_mask(mm_slots *s, int32_t slot, int32_t lane, const void *mask)
 
 /* What the slot has seen: prompt marks for the repetition penalty, and everything that its own
  * tokens decide. */
-static void set_history(mm_slots *s, int32_t n_vocab, const mm_batch *b, const mm_batch_slot *n)
+static void set_history(const mm_slots *s, int32_t n_vocab, const mm_batch *b,
+                        const mm_batch_slot *n)
 {
     const int32_t *history = n->n_history > 0 ? mm_batch_at(b, n->history) : NULL;
     int32_t *recent = s->recent + (int64_t)n->slot * MM_MAX_BAD_LEN;
@@ -45,7 +47,8 @@ static void set_history(mm_slots *s, int32_t n_vocab, const mm_batch *b, const m
     s->last_token[n->slot] = n->n_history > 0 ? history[n->n_history - 1] : 0;
 }
 
-static void begin_slot(mm_slots *s, int32_t n_vocab, const mm_batch *b, const mm_batch_slot *n)
+static void begin_slot(const mm_slots *s, int32_t n_vocab, const mm_batch *b,
+                       const mm_batch_slot *n)
 {
     const int32_t i = n->slot;
     s->params[i] = (mm_slot_params){
@@ -80,27 +83,24 @@ static void begin_slot(mm_slots *s, int32_t n_vocab, const mm_batch *b, const mm
     set_history(s, n_vocab, b, n);
 }
 
-static void apply_changes(const mm_op_context *c, const mm_batch *b, mm_slots *s)
+mm_status mm_host_begin(const mm_op_context *c, const mm_begin_args *a)
 {
+    const mm_batch *b = a->blob; /* the arrays lie behind the blob's header, wherever the plan's
+                                    copy is */
     const mm_batch_slot *slot = mm_batch_at(b, b->slot);
-    const mm_batch_page *page = mm_batch_at(b, b->page);
     const mm_batch_mask *mask = mm_batch_at(b, b->mask);
     for (int32_t i = 0; i < b->n_slot; i++)
-        begin_slot(s, c->shape->n_vocab, b, &slot[i]);
-    for (int32_t i = 0; i < b->n_page; i++)
-        s->page_table[(int64_t)page[i].slot * s->page_stride + page[i].block] = page[i].page;
+        begin_slot(a->slots, c->shape->n_vocab, b, &slot[i]);
     for (int32_t i = 0; i < b->n_mask; i++)
-        set_mask(s, mask[i].slot, mask[i].lane, mm_batch_at(b, mask[i].mask));
+        set_mask(a->slots, mask[i].slot, mask[i].lane, mm_batch_at(b, mask[i].mask));
+    return MM_OK;
 }
 
-static void expand_rows(const mm_batch *b, const mm_slots *s, mm_seq_view *v)
+/* ---------------------------------------------------------------- expand */
+
+static void expand_rows(const mm_batch *b, const mm_slots *s, const mm_seq_view *v)
 {
     const mm_batch_seq *seq = mm_batch_at(b, b->seq);
-    v->n_seq = b->n_seq;
-    v->n_row = b->n_row;
-    v->max_pos = b->max_pos;
-    v->is_decode = b->is_decode != 0;
-    v->slots = s;
     memcpy(OUT(v->token), mm_batch_at(b, b->token), (size_t)b->n_row * sizeof(int32_t));
     OUT(v->row_start)[0] = 0;
     for (int32_t i = 0; i < b->n_seq; i++) {
@@ -125,43 +125,76 @@ static int32_t input_token(const mm_slots *s, int32_t slot, int32_t token)
                        : s->draft_token[(int64_t)slot * (MM_MAX_DECODE_ROWS - 1) - 2 - token];
 }
 
+static void put_output(const mm_out_view *o, int32_t i, const mm_batch_out *out, int32_t slot,
+                       int32_t row_token)
+{
+    OUT(o->row)[i] = out->row;
+    OUT(o->row_slot)[i] = slot;
+    OUT(o->lane)[i] = out->lane;
+    OUT(o->kind)[i] = out->kind;
+    OUT(o->token)[i] = out->token;
+    OUT(o->row_token)[i] = row_token;
+    OUT(o->mode)[i] = out->mode;
+    OUT(o->n_top)[i] = out->n_top;
+    OUT(o->n_list)[i] = out->n_list;
+    ((int64_t *)(uintptr_t)o->entry)[i] = out->entry;
+    ((int64_t *)(uintptr_t)o->list)[i] = out->list;
+}
+
 static void expand_outputs(const mm_batch *b, const mm_slots *s, const mm_seq_view *v,
-                           const void *blob, mm_out_view *o)
+                           const mm_out_view *o)
 {
     const mm_batch_out *out = mm_batch_at(b, b->out);
-    o->n_out = b->n_out;
-    o->blob = blob;
     for (int32_t i = 0; i < b->n_out; i++) {
         const int32_t slot = v->slot[out[i].seq];
-        OUT(o->row)[i] = out[i].row;
-        OUT(o->row_slot)[i] = slot;
-        OUT(o->lane)[i] = out[i].lane;
-        OUT(o->kind)[i] = out[i].kind;
-        OUT(o->token)[i] = out[i].token;
-        OUT(o->row_token)[i] = input_token(s, slot, v->token[out[i].row]);
-        OUT(o->mode)[i] = out[i].mode;
-        OUT(o->n_top)[i] = out[i].n_top;
-        OUT(o->n_list)[i] = out[i].n_list;
-        ((int64_t *)(uintptr_t)o->entry)[i] = out[i].entry;
-        ((int64_t *)(uintptr_t)o->list)[i] = out[i].list;
+        put_output(o, i, &out[i], slot, input_token(s, slot, v->token[out[i].row]));
     }
 }
 
-mm_status mm_host_begin(const mm_op_context *c, const mm_begin_args *a)
+/* Sequences of the reserved slot up to the views' sizes. */
+static void fill_up(const mm_batch *b, const mm_slots *s, const mm_seq_view *v,
+                    const mm_out_view *o)
 {
-    const mm_batch *b = a->blob; /* the arrays lie behind the blob's header, wherever the plan's
-                                    copy is */
-    if (a->pad_seqs != 0)
-        return MM_FAIL(MM_E_INVALID,
-                       "begin: pad_seqs is %d; steps are padded for captured graphs only, which "
-                       "this backend has not: it must be 0",
-                       a->pad_seqs);
+    const int32_t rows = v->n_row / v->n_seq, spare = s->n_slot - 1;
+    MM_ASSERT(b->n_seq <= v->n_seq && b->n_row == b->n_seq * rows && b->n_out <= o->n_out);
+    for (int32_t i = b->n_seq; i < v->n_seq; i++) {
+        OUT(v->slot)[i] = spare;
+        OUT(v->row_start)[i + 1] = (i + 1) * rows;
+        for (int32_t r = 0; r < rows; r++) {
+            OUT(v->row_seq)[i * rows + r] = i;
+            OUT(v->pos)[i * rows + r] = r;
+            OUT(v->token)[i * rows + r] = 0;
+        }
+        const int32_t i_out = b->n_out + (i - b->n_seq);
+        if (i_out >= o->n_out)
+            continue;
+        const mm_batch_out pad = {
+            .row = (i + 1) * rows - 1, .kind = MM_OUT_SAMPLE, .token = -1, .n_top = -1, .list = -1};
+        put_output(o, i_out, &pad, spare, 0);
+    }
+}
+
+mm_status mm_host_expand(const mm_op_context *c, const mm_expand_args *a)
+{
+    const mm_ring *ring = a->ring;
+    char why[256];
+    if (mm_expand_is_wrong(c->shape, a, why, sizeof why))
+        return MM_FAIL(MM_E_INVALID, "%s", why);
+    const int32_t i_ring = a->plan != NULL ? a->i_ring : *ring->turn;
+    const mm_batch *b = a->plan != NULL ? a->blob : ring->batch[i_ring];
+    const mm_batch_page *page = mm_batch_at(b, b->page);
+    const mm_slots *s = a->slots;
+    if (ring != NULL)
+        *ring->turn = (i_ring + 1) % ring->n;
+    if (a->plan == NULL)
+        *ring->result_at = ring->result[i_ring];
     if (a->n_read != NULL)
         memset(a->n_read, 0, 2 * sizeof *a->n_read);
-    if (a->host_at != NULL)
-        *a->host_at = a->host;
-    apply_changes(c, b, a->slots);
-    expand_rows(b, a->slots, a->seq);
-    expand_outputs(b, a->slots, a->seq, a->blob, a->out);
+    for (int32_t i = 0; i < b->n_page; i++)
+        s->page_table[(int64_t)page[i].slot * s->page_stride + page[i].block] = page[i].page;
+    expand_rows(b, s, a->seq);
+    expand_outputs(b, s, a->seq, a->out);
+    if (a->plan == NULL)
+        fill_up(b, s, a->seq, a->out);
     return MM_OK;
 }

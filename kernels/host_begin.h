@@ -1,7 +1,8 @@
-/* host_begin.h: the `begin` op of every host backend; its contract is in ops.h. */
+/* host_begin.h: `begin` and `expand` of every host backend; their contracts are in ops.h. */
 #ifndef MM_HOST_BEGIN_H
 #define MM_HOST_BEGIN_H
 #include "kernels/host.h"
 
 mm_status mm_host_begin(const mm_op_context *c, const mm_begin_args *a);
+mm_status mm_host_expand(const mm_op_context *c, const mm_expand_args *a);
 #endif

@@ -66,7 +66,7 @@ typedef struct mm_slot_params {
 /* Persistent state per slot, in device memory, changed by a batch's deltas (the rank) and by
  * `sample`. n_slot rows each; M = ceil(V / 32) mask words. The last slot is reserved for padding
  * rows of captured graphs: its page table points at page 0, which is never given out, and its
- * outputs are ignored. n_ctx is written by `begin` (n_ctx_after >= 0) and by `sample` / `verify`
+ * outputs are ignored. n_ctx is written by `expand` (n_ctx_after >= 0) and by `sample` / `verify`
  * with commit (n_ctx_after -1), by nobody else. */
 typedef struct mm_slots {
     int32_t n_slot, page_stride, mask_words;
@@ -130,25 +130,46 @@ typedef struct mm_op_context {
                           float64 maths, rounded once */
 } mm_op_context;
 
-/* Starts a step: applies the batch's slots, pages and masks to `slots` and expands the plan into
- * the two views, whose arrays (sized max_seqs + 1, max_rows, max_rows) the caller allocated. plan
- * is the host's copy of the header, blob the whole batch in backend memory (the same pointer on
- * host backends). A slot that begins gets its history: recent, n_out, last_token. */
+/* Applies the batch's slots, then its masks. A slot that begins gets its history: recent, n_out,
+ * last_token. plan is the host's copy of the header, blob the whole batch in backend memory (the
+ * same pointer on host backends). Not in a captured step. */
 typedef struct mm_begin_args {
     const mm_batch *plan;
-    const void *blob; /* in backend memory; where props.reads_host, of alloc_host for small ones */
-    mm_slots *slots;
-    mm_seq_view *seq;
-    mm_out_view *out;
-    /* 0, or a number of sequences >= plan->n_seq: a decode step whose sequences have equal rows is
-     * filled up with sequences of the reserved slot (as many rows each, positions 0.., token 0)
-     * and, where every sequence has one output, with as many SAMPLE outputs; so a captured graph
-     * fits. Device backends only. */
-    int32_t pad_seqs;
-    int64_t *n_read; /* [2] counters of the step, set to 0; or NULL */
-    /* *host_at = host: where the downloads of a captured step go; or NULL */
-    void *host, **host_at;
+    const void *blob;
+    const mm_slots *slots; /* state behind the pointers changes */
 } mm_begin_args;
+
+/* Where captured steps find their batches. Each step in flight has a place i: its batch is built at
+ * batch[i] and its results are sent to result[i]; steps take the places in turn, and `*turn` is
+ * that of the next one. */
+#define MM_MAX_RING 4
+typedef struct mm_ring {
+    int32_t n;                      /* places */
+    const void *batch[MM_MAX_RING]; /* of alloc_host, n_bytes each */
+    void *result[MM_MAX_RING];      /* of alloc_host */
+    int64_t n_bytes;
+    int32_t *turn;    /* backend memory */
+    void **result_at; /* backend memory: of the step that runs, for download_to */
+} mm_ring;
+
+/* Starts the rows: applies the batch's pages and expands its plan into the arrays of the two views
+ * (sized max_seqs + 1, max_rows, max_rows), then *ring->turn is that of the step after this one. A
+ * sequence that stands at its slot's n_ctx takes it before n_ctx moves on. Two forms:
+ * plan and blob are given (as in `begin`): the views have its n_seq, n_row and n_out.
+ * Neither is (a captured step): the batch is ring->batch[*ring->turn] when the op runs, a decode
+ * step of at most the views' n_seq sequences, of n_row / n_seq rows each. What it lacks is filled
+ * up: sequences of the reserved slot, positions 0.., token 0, each with a greedy SAMPLE output of
+ * its last row, as far as the views' n_out goes; *ring->result_at = ring->result[turn]. */
+typedef struct mm_expand_args {
+    const mm_batch *plan;
+    const void *blob;
+    const mm_ring *ring; /* NULL: no step is captured */
+    int32_t i_ring;      /* place of a given batch */
+    const mm_slots *slots;
+    const mm_seq_view *seq; /* the arrays behind the pointers are written */
+    const mm_out_view *out;
+    int64_t *n_read; /* [2] counters of the step, set to 0; or NULL */
+} mm_expand_args;
 
 /* x = r(embedding row of the token), h = r(norm(x, norm_w)). A row with row_media[t] >= 0 takes
  * media[row_media[t]] instead of its token's embedding. embed is F32 or BF16, all V rows on every
@@ -401,6 +422,7 @@ struct mm_ops {
     /* MM_E_UNSUPPORTED naming the size that this backend cannot take. */
     mm_status (*check_shape)(const mm_op_shape *shape);
     mm_status (*begin)(const mm_op_context *c, const mm_begin_args *a);
+    mm_status (*expand)(const mm_op_context *c, const mm_expand_args *a);
     mm_status (*embed)(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a);
     mm_status (*attn_in)(const mm_op_context *c, const mm_seq_view *seq, const mm_attn_in_args *a);
     mm_status (*attn_sparse)(const mm_op_context *c, const mm_seq_view *seq,

@@ -226,7 +226,8 @@ class _Problems:
             or not isinstance(value, (int, float))
             or not math.isfinite(value)
         ):
-            self.add(name, f"a finite number is needed, not {type(value).__name__}")
+            kind = "" if isinstance(value, float) else f", not {type(value).__name__}"
+            self.add(name, f"a finite number is needed{kind}")
             return None
         return float(value)
 
@@ -423,11 +424,13 @@ def _check_how(a: EngineArgs, p: _Problems) -> None:
     if sizes not in ("auto", None) and not (
         isinstance(sizes, (list, tuple))
         and sizes
-        and all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in sizes)
+        and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
+        and all(1 <= n <= 65536 for n in sizes)
     ):
         p.add(
             "cuda_graph_batch_sizes",
-            "'auto' or a list of batch sizes is needed; enforce_eager=True captures nothing",
+            "'auto' or a list of batch sizes from 1 to 65536 is needed; enforce_eager=True "
+            "captures nothing",
         )
     for name in ("compilation_config", "attention_config"):
         if getattr(a, name) not in (None, {}):

@@ -113,6 +113,24 @@ ATTN_OUT = [
         for e, k in ((4, 1), (4, 4), (31, 8), (128, 4), (256, 8))
     ),
     case("attn_out", "router_ties", rows=((0, 50),), flags=F({"ties"})),
+    # so many rows that they fill the device without slices of the router's columns, and fewer
+    *(
+        case(
+            "attn_out",
+            f"router_many_{e}_{k}_{n}",
+            weight="mxfp8",
+            rows=((0, n),),
+            sizes=dict(group(1, 1), d_model=d, n_expert=e, n_expert_used=k, max_rows=5000),
+        )
+        for e, k, d, n in ((128, 4, 784, 70), (31, 8, 784, 200), (256, 8, 416, 100))
+    ),
+    case(
+        "attn_out",
+        "router_many_4400",
+        weight="mxfp8",
+        rows=((0, 4400),),
+        sizes=dict(group(1, 1), d_model=64, n_expert=128, n_expert_used=4, max_rows=5000),
+    ),
     # so few columns that the slices of the product are left to the end of the branch
     *(
         case("attn_out", f"narrow_{w}_{n}", weight=w, rows=((0, n),), sizes=dict(RANK, d_model=64))
@@ -246,13 +264,16 @@ DEVICE_CASES = [*ATTN_IN, *ATTN_SPARSE, *ATTN_DENSE, *ATTN_OUT, *MLP, *MOE, *HEA
 MILLION = [
     case(
         "attn_sparse",
-        f"million_{i}_{n}",
-        fmt="fp8",
+        f"million_{k}_{i}_{n}",
+        fmt=k,
         index=i,
         rows=(((1 << 20) - n, n), (5000, 1)),
         sizes=LONG,
         flags=F({"alias"}),
     )
-    for i in ("bf16", "fp8", "nvfp4")
-    for n in (1, 40)
+    for k, i, n in (
+        *(("fp8", i, n) for i in ("bf16", "fp8", "nvfp4") for n in (1, 40)),
+        ("bf16", "bf16", 1),
+        ("nvfp4", "nvfp4", 40),
+    )
 ]

@@ -118,8 +118,10 @@ class Machine:
             sizes = device_shape(sizes)
         self.name, self.sizes, self.backend = name, sizes, backend(name)
         self.packs: bool = _testing.packs(self.backend)
+        self.has_graph: bool = _testing.props(self.backend)["has_graph"]
         self.act: str = sizes["act"]
         self.held: list[int] = []
+        self.held_host: list[int] = []
         self.keep: list[Any] = []  # host structs that args point to
         self.is_capturing = False
         values = dict(sizes, act=ACT[self.act])
@@ -143,7 +145,9 @@ class Machine:
     ) -> None:
         for address in self.held:
             _testing.free(self.backend, address)
-        self.held = []
+        for address in self.held_host:
+            _testing.free_host(self.backend, address)
+        self.held, self.held_host = [], []
 
     # ------------------------------------------------------------ memory
 
@@ -159,6 +163,11 @@ class Machine:
         address = _testing.alloc(self.backend, max(n, 1))
         self.held.append(address)
         return Buffer(address, tuple(size), np.dtype(dtype))
+
+    def new_host(self, n_bytes: int) -> int:
+        """Host memory that ops can read; its address."""
+        self.held_host.append(_testing.alloc_host(self.backend, n_bytes))
+        return self.held_host[-1]
 
     def get(self, buffer: Buffer) -> Array:
         out = np.empty(buffer.shape, buffer.dtype)

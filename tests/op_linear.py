@@ -89,6 +89,8 @@ def attn_out_inputs(c: Case) -> dict[str, Any]:
         ),
         "step": c.step(rng),
     }
+    if "zero_o" in c.flags:  # nothing is added to x
+        out["o"][:] = 0
     if "one_choice" in c.flags:  # every row goes to the same experts
         out["forced"][:] = out["forced"][0]
     if "ties" in c.flags:  # experts 3 apart are the same one

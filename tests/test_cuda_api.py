@@ -566,6 +566,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
     ({"kv_cache_memory_bytes": 1000}, "kv_cache_memory_bytes=1000"),
     ({"cuda_graph_batch_sizes": [0]}, "cuda_graph_batch_sizes"),
+    ({"cuda_graph_batch_sizes": [1 << 40]}, "cuda_graph_batch_sizes"),
+    ({"cuda_graph_batch_sizes": [9, 16]}, "max_num_seqs=8.*enforce_eager=True"),
+    ({"cuda_graph_batch_sizes": [*range(1, 70)], "max_num_seqs": 80}, "at most 64"),
+    ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization=nan"),
+    ({"gpu_memory_utilization": 1.01}, r"gpu_memory_utilization=1.01: it must lie in \(0, 1\]"),
+    ({"shard": (8, 8)}, r"shard=\(8, 8\): \(rank, world\) with 0 <= rank < world"),
+    ({"shard": (0, 3)}, "num_attention_heads 4 cannot be cut into 3"),
     ({"max_model_len": 1 << 22}, "max_model_len=4194304"),
     ({"block_size": 64}, "block_size"),
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from c_structs import CONSTANTS, make
+from checkpoint_files import GOLDEN
 from op_driver import (
     ACT,
     BACKENDS,
@@ -93,7 +94,74 @@ def test_cuda_fault_says_what_it_is_and_how_to_find_the_op() -> None:
     assert "in this or an earlier op" in text and "MM_SYNC=1 names the op" in text
     text = gather(EMU_FAULT="gather_rows", MM_SYNC="1")
     assert text.startswith("device: cuda: gather_rows: cudaErrorIllegalAddress: ")
-    assert "cannot be used by this process any more" in text and "MM_SYNC" not in text
+    assert "cannot be used by this process any more: start a new process" in text
+    assert "MM_SYNC" not in text
+
+
+ENGINE = """
+from minimax_m31 import LLM, EngineDeadError, Mm31Error, SamplingParams
+try:
+    llm = LLM({folder!r}, backend="cuda", max_model_len=512, max_num_seqs=2,
+              kv_cache_memory_bytes=16 << 20, skip_tokenizer_init=True)
+except Mm31Error as e:
+    raise SystemExit(print("refused", type(e).__name__, e))
+for _ in range(2):
+    try:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3), use_tqdm=False)
+        print("fine")
+    except EngineDeadError as e:
+        print("dead", e)
+llm.shutdown()
+print("closed", llm.closed)
+"""
+
+
+# the engine is opened again in the process whose device died
+AGAIN = """
+try:
+    LLM({folder!r}, backend="cuda", max_model_len=512, skip_tokenizer_init=True)
+except Mm31Error as e:
+    print("refused", type(e).__name__, e)
+"""
+
+
+@needs_emulator
+def test_opening_again_after_a_fault_asks_for_a_new_process() -> None:
+    code = (ENGINE + AGAIN).format(folder=str(GOLDEN / "m31_d128"))
+    *_, last = run_python(code, EMU_FAULT="moe_gate_up", MM_SYNC="1").splitlines()
+    assert last.startswith("refused ConfigError backend='cuda' cannot be used: cuda: "), last
+    assert "start a new process" in last and "nvidia-smi" not in last
+
+
+def engine(**env: str | None) -> list[str]:
+    return run_python(ENGINE.format(folder=str(GOLDEN / "m31_d128")), **env).splitlines()
+
+
+@needs_emulator
+def test_engine_ends_with_the_cause_of_a_fault_and_shuts_down() -> None:
+    first, later, closed = engine(EMU_FAULT="moe_gate_up", MM_SYNC="1")
+    cause = "cuda: moe_gate_up: cudaErrorIllegalAddress: an illegal memory access"
+    assert first.startswith(f"dead {cause}") and closed == "closed True"
+    assert later.startswith(f"dead the engine failed earlier: {cause}")
+    # without MM_SYNC the graphs' trial runs meet it: nothing opens, and what to do is said
+    (text,) = engine(EMU_FAULT="moe_gate_up")
+    assert text.startswith("refused EngineDeadError cuda: ") and "MM_SYNC=1 names the op" in text
+    assert engine() == ["fine", "fine", "closed True"]
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"EMU_DRIVER": "12040"}, "install the NVIDIA driver 580 or newer"),
+        ({"EMU_CC": "75"}, 'choose another device or backend="cpu"'),
+        ({"EMU_MEMORY": "200000000"}, "(0.20 of 0.20 GB are free)"),
+        ({"MM_CUDA_SO": "/nowhere.so"}, "MM_CUDA_SO=/nowhere.so cannot be read"),
+    ],
+)
+def test_engine_is_refused_with_the_remedy(env: dict[str, str], says: str) -> None:
+    (text,) = engine(**env)
+    assert text.startswith("refused ") and says in text
 
 
 @needs_emulator

@@ -1,8 +1,8 @@
 """The engine on a device: captured steps, memory planned to the byte, diagnostics, faults.
 
 Where no GPU is, `tests/c/mock_device.c` stands in for the CUDA library: its memory cannot be
-touched by the host, its graphs replay what was recorded, and it computes with ref, so results are
-equal to ref's bit by bit. The last tests run on a real device.
+touched by the host, it is as late as an event allows, its graphs replay what was recorded, and it
+computes with ref, so results are equal to ref's bit by bit. The last tests run on a real device.
 """
 
 from __future__ import annotations
@@ -181,6 +181,40 @@ def test_steps_of_several_rows_are_captured_when_asked_for(mock: Path) -> None:
     assert "graph_rows is 3" in run(mock, code % 3)["error"]
 
 
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_captured_steps_find_their_batches_whatever_lies_between(
+    mock: Path, run_ahead: int
+) -> None:
+    """The first step of all is captured: a prompt of one token. Then prompts and steps with
+    log-probabilities, which are not, come between captured ones."""
+    got = run(
+        mock,
+        f"""
+        from minimax_m31 import opening
+        usual = opening.engine_options
+        opening.engine_options = lambda *a, **k: usual(*a, **k) | dict(run_ahead={run_ahead})
+        def talk(llm, n):
+            made = []
+            params = SamplingParams(temperature=0.8, seed=3, max_tokens=n, ignore_eos=True)
+            for i in range(n):
+                params.logprobs = (None, 2)[i % 2]
+                params.max_tokens = n - i
+                made.append(llm.submit([PROMPTS[3][: 1 + 9 * i]], params))
+            return [list(h.result().outputs[0].token_ids) for h in made]
+        for backend in ("ref", "cuda"):
+            options = dict(cuda_graph_batch_sizes=[6]) if backend == "cuda" else {{}}
+            with open_llm(backend, **options) as llm:
+                made = out[backend] = []
+                for n in (1, 2, 3, 7):
+                    made += talk(llm, n)
+                out["ahead"] = llm._info["run_ahead"]
+            out["launch"] = count("launch")
+        """,
+    )
+    assert got["ahead"] == run_ahead and got["launch"] > 8
+    assert got["cuda"] == got["ref"]
+
+
 def test_a_device_has_its_next_step_before_it_ends_one(tmp_path: Path) -> None:
     """On a device that computes nothing in 10 ms a step: what the host does between two of them."""
     clock = build(tmp_path / "clock_device.so", ["tests/c/clock_device.c"])
@@ -195,14 +229,15 @@ def test_a_device_has_its_next_step_before_it_ends_one(tmp_path: Path) -> None:
             llm.resume_generation()
             for handle in handles:
                 handle.result()
-            for k in ("calls", "launches", "late", "uploads", "downloads", "waits"):
+            for k in ("calls", "launches", "late", "uploads", "downloads", "waits", "strays"):
                 out[k] = count(k)
         """,
         MM_CLOCK_US="10000",
     )
     n = got["launches"]
     assert n >= 50 and got["late"] <= n // 4  # a busy machine may wake the host late now and then
-    assert got["calls"] <= 3 * n + 8  # begin, graph, event
+    assert got["calls"] <= 2 * n + 8  # graph, event
+    assert got["strays"] == 0  # every graph found the batch of its own step
     assert got["uploads"] <= 1 and got["downloads"] <= 1  # of the step with the prompts
     assert abs(got["waits"] - n) <= 2
 
@@ -218,6 +253,7 @@ def test_diagnostics_run_without_graphs(mock: Path) -> None:
     assert got["tokens"] == expected() and got["launch"] == 0
     ops = {line.split(" calls=")[0].split()[-1] for line in got["log"] if "profile " in line}
     assert {"begin", "embed", "attn_in", "attn_sparse", "attn_out", "moe", "head", "sample"} <= ops
+    assert not any(name.startswith("host_") for name in ops)  # parts of a whole step: MM_PROFILE=2
     got = run(mock, code, MM_PROFILE="2")
     assert got["tokens"] == expected() and got["launch"] > 0
     assert any("gpu_step" in line for line in got["log"])
@@ -278,6 +314,26 @@ def test_what_is_reported_is_what_was_allocated(mock: Path) -> None:
         assert lines[name] > 0, name
 
 
+def test_steps_allocate_nothing(mock: Path) -> None:
+    """Device memory, pinned memory, streams, events and graphs are all there when opening ends."""
+    got = run(
+        mock,
+        """
+        with open_llm() as llm:
+            counts = [count("alloc")]
+            for kw in (dict(), dict(logprobs=3, repetition_penalty=1.2), dict(max_tokens=200)):
+                tokens(llm, **kw)
+                counts.append(count("alloc"))
+            llm.score_tokens(PROMPTS, use_tqdm=False)
+            counts.append(count("alloc"))
+            out["steps"] = llm._engine().stats()["n_step"]
+        out["counts"] = counts
+        """,
+    )
+    assert got["steps"] > 240 and got["counts"][0] > 20
+    assert len(set(got["counts"])) == 1, got["counts"]
+
+
 def test_a_plan_that_does_not_fit_is_refused_with_its_table(mock: Path) -> None:
     flash = str(ROOT / "tests" / "bench")
     got = run(
@@ -306,7 +362,8 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_table(mock: Path) -> None:
         kind, text, seconds = got[name]
         assert kind == "OutOfDeviceMemoryError" and seconds < 20, name
         assert " weights " in text and " activations " in text and "GB" in text, text
-    assert "tensor_parallel_size" in got["too_large"][1]
+    assert 'backend="cpu"' in got["too_large"][1]
+    assert "tensor_parallel_size" not in got["too_large"][1]  # refused: it is no remedy
     assert "kv_cache_memory_bytes=" in got["pages"][1]
     assert "gpu_memory_utilization=0." in got["share"][1]
     assert got["bytes"] == 0  # nothing stayed allocated

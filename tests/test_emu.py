@@ -50,6 +50,7 @@ def test_emulator_computes_what_loops_compute(selftest: Path, seed: str) -> None
         ("bulk", "bulk copies that nobody waited for"),
         ("lanes", "mma by lanes 0000ffff"),
         ("align", "is not a multiple of 16"),
+        ("cluster", "barrier of the cluster: ffffffff"),
     ],
 )
 def test_emulator_notices(selftest: Path, how: str, says: str) -> None:

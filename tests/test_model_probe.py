@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,10 @@ class Keep(logging.Handler):
 logging.getLogger("minimax_m31").addHandler(Keep())
 logging.getLogger("minimax_m31").setLevel(logging.DEBUG)
 from minimax_m31 import LLM, SamplingParams, _core
-backend, folder, out = sys.argv[1:4]
-args = dict(dtype="float32", max_model_len=512, skip_tokenizer_init=True)
+backend, folder, out, dtype, cache = [*sys.argv[1:], "auto"][:5]
+args = dict(dtype=dtype, max_model_len=512, skip_tokenizer_init=True)
+if cache != "auto":
+    args |= dict(kv_cache_dtype=cache, indexer_kv_dtype=cache)
 with LLM(folder, backend=backend, **args) as llm:
     trace = llm.trace([t * 5 % 300 for t in range(150)], what=("hidden", "logits"))
     prompt = {"prompt_token_ids": [1, 2, 3]}
@@ -40,13 +43,15 @@ print(json.dumps(lines))
 """
 
 
-def run(tmp_path: Path, backend: str, **variables: str) -> tuple[list[str], dict[str, np.ndarray]]:
+def run(
+    tmp_path: Path, backend: str, dtype: str = "float32", cache: str = "auto", **variables: str
+) -> tuple[list[str], dict[str, np.ndarray]]:
     usable = {name: ok for name, ok, _ in _core.backends()}
     if not usable[backend]:
         pytest.skip(f"backend {backend} cannot be used here")
     out = tmp_path / "arrays.npz"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, backend, str(CASE), str(out)],
+        [sys.executable, "-c", SCRIPT, backend, str(CASE), str(out), dtype, cache],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
         capture_output=True,
         text=True,
@@ -56,10 +61,19 @@ def run(tmp_path: Path, backend: str, **variables: str) -> tuple[list[str], dict
     return json.loads(done.stdout.splitlines()[-1]), dict(np.load(out))
 
 
-def test_check_finds_nothing_on_cpu(tmp_path: Path) -> None:
-    lines, _ = run(tmp_path, "cpu", MM_CHECK="1")
+@pytest.mark.parametrize(
+    ("dtype", "cache"),
+    [("float32", "auto"), *(("bfloat16", cache) for cache in ("bf16", "fp8", "nvfp4"))],
+)
+def test_check_finds_nothing_on_cpu(tmp_path: Path, dtype: str, cache: str) -> None:
+    lines, _ = run(tmp_path, "cpu", dtype, cache, MM_CHECK="1", MM_LOG="info")
     assert any("MM_CHECK=1" in line for line in lines)
     assert [line for line in lines if "differs from ref" in line] == []
+    # embed, four sparse layers, two of them with experts, logits: of a prompt and three steps
+    n = 2 + 4 * (3 + 8) + 2 * 2 + 1
+    (found,) = [line for line in lines if line.startswith("check: ")]
+    compared, differ = re.findall(r"\d+", found)
+    assert int(compared) >= 4 * n + 3 * 2 and differ == "0", found
 
 
 def test_dump_holds_the_streams_of_the_trace(tmp_path: Path) -> None:
@@ -85,7 +99,7 @@ def test_probe_logs_statistics_of_one_layer(tmp_path: Path) -> None:
 
 def test_wrong_probe_layer_is_an_error(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "ref", str(CASE), str(tmp_path / "x.npz")],
+        [sys.executable, "-c", SCRIPT, "ref", str(CASE), str(tmp_path / "x.npz"), "float32"],
         env={**os.environ, "MM_PROBE": "hidden,9", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -93,3 +107,27 @@ def test_wrong_probe_layer_is_an_error(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "ConfigError" in done.stderr and "MM_PROBE=hidden,9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("MM_TIER", "genric", "one of scalar avx2 avx512 generic; correct or unset it"),
+        ("MM_SYNC", "yes", "a number from 0 to 1"),
+        ("MM_CHECK", "2", "a number from 0 to 1"),
+        ("MM_PROFILE", "-1", "a number from 0 to 2"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_opens_no_engine(
+    tmp_path: Path, name: str, value: str, says: str
+) -> None:
+    """Ignored, it would leave an engine that runs otherwise than was asked for."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "ref", str(CASE), str(tmp_path / "x.npz"), "float32"],
+        env={**os.environ, name: value, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert f"ConfigError: {name}={value}: it must be {says}" in done.stderr, done.stderr[-800:]

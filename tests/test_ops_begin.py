@@ -1,9 +1,10 @@
-"""`begin` and the commit of `sample`: a batch blob written here, applied by a backend, read back
-array by array."""
+"""`begin`, `expand` and the commit of `sample`: a batch blob written here, applied by a backend,
+read back array by array; given, or found in a ring as captured steps do it."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,45 +44,94 @@ class Blob:
         return bytes(self.data)
 
 
-class Started:
-    """The views of a begun step."""
+class Ring:
+    """Places in host memory in which captured steps find their batches (mm_ring)."""
 
-    def __init__(
-        self, m: Machine, blob: bytes, slots: Slots, pad_seqs: int = 0, on_host: bool = False
-    ) -> None:
-        self.m, plan = m, make("mm_batch")
-        ctypes.memmove(ctypes.addressof(plan), blob, ctypes.sizeof(plan))
-        s = m.sizes
-        rows, seqs = s["max_rows"], s["max_seqs"]
+    def __init__(self, m: Machine, n: int, n_bytes: int = 1 << 16) -> None:
+        self.m, self.n_bytes = m, n_bytes
+        self.batch = [m.new_host(n_bytes) for _ in range(n)]
+        self.result = [16 * (i + 1) for i in range(n)]  # nothing is sent to them here
+        self.turn = m.put(np.zeros(1, np.int32))
+        self.result_at = m.put(np.zeros(1, np.int64))
+        self.struct = m.struct(
+            "mm_ring",
+            n=n,
+            batch=self.batch,
+            result=self.result,
+            n_bytes=n_bytes,
+            turn=self.turn,
+            result_at=self.result_at,
+        )
+
+    def build(self, i: int, blob: bytes) -> None:
+        """What was there before stays behind it."""
+        assert len(blob) <= self.n_bytes
+        ctypes.memmove(self.batch[i], blob, len(blob))
+
+    def next(self) -> int:
+        return int(self.m.get(self.turn)[0])
+
+    def sent_to(self) -> int:
+        """The place whose results the last captured step sends."""
+        return self.result.index(int(self.m.get(self.result_at)[0]))
+
+
+class Views:
+    """Views of a step, their arrays, and what `begin` and `expand` make of a batch."""
+
+    def __init__(self, m: Machine, slots: Slots, ring: Ring | None = None) -> None:
+        self.m, self.slots, self.ring = m, slots, ring
+        rows, seqs = m.sizes["max_rows"], m.sizes["max_seqs"]
+        of_seqs = {"row_start": seqs + 1, "slot": seqs}
         self.seq_arrays = {
-            k: m.new((n,), np.int32)
-            for k, n in (
-                ("row_start", seqs + 1),
-                ("slot", seqs),
-                ("row_seq", rows),
-                ("pos", rows),
-                ("token", rows),
-            )
+            k: m.new((of_seqs.get(k, rows),), np.int32)
+            for k in ("row_start", "slot", "row_seq", "pos", "token")
         }
         self.out_arrays = {k: m.new((rows,), d) for k, d in OUT_FIELDS.items()}
         self.seq = m.struct("mm_seq_view", slots=slots.struct, **self.seq_arrays)
         self.out = m.struct("mm_out_view", **self.out_arrays)
-        self.blob: Buffer = m.put(np.frombuffer(blob, np.uint8))
         self.n_read = m.put(np.array([5, 7]))
-        views = dict(seq=self.seq, out=self.out, slots=slots.struct, n_read=self.n_read)
-        if on_host:  # where a batch is built, and stays if it is small
-            whole = (ctypes.c_int64 * -(-len(blob) // 8)).from_buffer_copy(blob + bytes(7))
-            m.run("begin", plan=whole, blob=whole, pad_seqs=pad_seqs, **views)
-        else:
-            m.run("begin", plan=plan, blob=self.blob, pad_seqs=pad_seqs, **views)
-        self.n_seq, self.n_row, self.n_out = self.seq.n_seq, self.seq.n_row, self.out.n_out
+
+    def size(self, n_seq: int, n_row: int, n_out: int) -> None:
+        self.seq.n_seq, self.seq.n_row, self.out.n_out = n_seq, n_row, n_out
+
+    def begin(self, blob: bytes) -> tuple[Any, Buffer]:
+        plan = make("mm_batch")
+        ctypes.memmove(ctypes.addressof(plan), blob, ctypes.sizeof(plan))
+        sent = self.m.put(np.frombuffer(blob, np.uint8))
+        self.m.run("begin", plan=plan, blob=sent, slots=self.slots.struct)
+        return plan, sent
+
+    def expand(self, **given: Any) -> None:
+        ring = None if self.ring is None else self.ring.struct
+        views = dict(seq=self.seq, out=self.out, slots=self.slots.struct, n_read=self.n_read)
+        self.m.run("expand", ring=ring, **views, **given)
+
+    def start(self, blob: bytes, i_ring: int = 0) -> Views:
+        """A step that is not captured."""
+        plan, sent = self.begin(blob)
+        self.size(plan.n_seq, plan.n_row, plan.n_out)
+        self.out.blob = sent.address
+        self.expand(plan=plan, blob=sent, i_ring=i_ring)
+        return self
+
+    def capture(self, n_seq: int, n_row: int, n_out: int) -> Callable[[], None]:
+        """A step of this size, to be run as often as one likes: a graph where there are some."""
+        self.size(n_seq, n_row, n_out)
+        if not self.m.has_graph:
+            return self.expand
+        graph = self.m.capture(self.expand)
+        return lambda: self.m.launch(graph)
 
     def seq_of(self, name: str) -> list[int]:
-        n = {"row_start": self.n_seq + 1, "slot": self.n_seq}.get(name, self.n_row)
+        n = {"row_start": self.seq.n_seq + 1, "slot": self.seq.n_seq}.get(name, self.seq.n_row)
         return self.m.get(self.seq_arrays[name])[:n].tolist()  # type: ignore[no-any-return]
 
     def out_of(self, name: str) -> list[int]:
-        return self.m.get(self.out_arrays[name])[: self.n_out].tolist()  # type: ignore[no-any-return]
+        return self.m.get(self.out_arrays[name])[: self.out.n_out].tolist()  # type: ignore[no-any-return]
+
+    def all(self) -> list[list[int]]:
+        return [self.seq_of(k) for k in self.seq_arrays] + [self.out_of(k) for k in self.out_arrays]
 
 
 def empty_slots(m: Machine, n_slot: int, **arrays: Any) -> Slots:
@@ -116,7 +166,9 @@ def plain_slot(slot: int, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_begin_applies_slots_pages_masks(backend: str) -> None:
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_begin_applies_slots_pages_masks(is_captured: bool, backend: str) -> None:
+    """A captured step has pages only: slots and masks go before it."""
     v, b = 100, Blob()
     history = list(range(20, 90))
     b.structs(
@@ -167,7 +219,15 @@ def test_begin_applies_slots_pages_masks(backend: str) -> None:
             "last_token": np.array([50, 51, 52]),
         }
         slots = empty_slots(m, 3, **dirty)
-        Started(m, b.finish(), slots)
+        x = Views(m, slots, Ring(m, 1) if is_captured else None)
+        if x.ring is not None:
+            step = x.capture(1, 1, 1)
+            x.ring.build(0, b.finish())
+            x.begin(b.finish())
+            step()
+        else:
+            x.start(b.finish())
+        assert x.seq_of("token") == [8] and x.seq_of("slot") == [2] and x.seq_of("pos") == [0]
         p = slots.get_params(2)
         assert (p.seed, p.temperature, p.top_p, p.min_p) == (2**63 + 5, 0.75, 0.5, 0.25)
         assert (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) == (1.5, -1.0, 0.125)
@@ -248,12 +308,11 @@ def test_begin_expands_rows_and_outputs(backend: str) -> None:
             last_token=np.array([1, 40, 3, 4]),
             draft_token=draft,
         )
-        x = Started(m, b.finish(), slots)
+        x = Views(m, slots).start(b.finish())
         assert x.seq_of("row_start") == [0, 3, 6, 7] and x.seq_of("slot") == [3, 1, 0]
         assert x.seq_of("row_seq") == [0, 0, 0, 1, 1, 1, 2]
         assert x.seq_of("pos") == [126, 127, 128, 150, 151, 152, 7]
         assert x.seq_of("token")[:3] == [10, 11, 12] and x.seq_of("token")[6] == 60
-        assert (x.seq.n_seq, x.seq.n_row, x.seq.max_pos, x.seq.is_decode) == (3, 7, 200, True)
         assert x.out_of("row") == [1, 3, 4, 5, 6] and x.out_of("row_slot") == [3, 1, 1, 1, 0]
         assert x.out_of("lane") == [0, 0, 1, 2, 0] and x.out_of("kind") == [SCORE] + [SAMPLE] * 4
         assert x.out_of("token") == [77, -1, -1, -1, 12]
@@ -282,10 +341,13 @@ def test_begin_expands_rows_and_outputs(backend: str) -> None:
 
 
 def decode_step(
-    n_rows: list[int], n_out: int, pages: list[dict[str, Any]] | None = None, **header: Any
+    n_rows: list[int],
+    n_out: int,
+    pages: list[dict[str, Any]] | None = None,
+    outs: list[dict[str, Any]] | None = None,
 ) -> bytes:
     """Sequence i in slot i at position 100 * (i + 1); outputs are the last rows of the first
-    n_out sequences."""
+    n_out sequences, or `outs`."""
     b, end = Blob(), np.cumsum(n_rows).tolist()
     b.structs("mm_batch_page", pages or [])
     for name in ("slot", "mask"):
@@ -300,43 +362,46 @@ def decode_step(
         dict(row=end[i] - 1, seq=i, kind=SAMPLE, token=5 + i, n_top=2, n_list=1, list=-1, entry=9)
         for i in range(n_out)
     ]
-    b.structs("mm_batch_out", rows)
-    usual = dict(n_row=end[-1], token=b.add(range(20, 20 + end[-1])), max_pos=777, is_decode=1)
-    b.header |= usual | header
+    b.structs("mm_batch_out", rows if outs is None else outs)
+    b.header |= dict(n_row=end[-1], token=b.add(range(20, 20 + end[-1])), max_pos=777, is_decode=1)
     return b.finish()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("n_rows", [[1], [2, 1, 5], [1] * 8])
+@pytest.mark.parametrize("n_rows", [[1], [2, 2, 2], [1] * 8])
 @pytest.mark.parametrize("n_page", [0, 50])
-def test_begin_takes_a_batch_from_the_host(n_page: int, n_rows: list[int], backend: str) -> None:
-    """The same arrays wherever the batch is; the step's counters begin at 0."""
+def test_expand_finds_a_batch_as_it_takes_one(n_page: int, n_rows: list[int], backend: str) -> None:
+    """The same arrays in both forms, with more new pages than sequences too; the step's counters
+    begin at 0."""
     made = []
     pages = [dict(slot=i // 6, block=i % 6, page=100 + i) for i in range(n_page)]
+    blob = decode_step(n_rows, len(n_rows), pages)
     with Machine(backend, shape(n_vocab=100)) as m:
-        for on_host in (False, True):
+        for is_captured in (False, True):
             slots = empty_slots(m, 9)
-            x = Started(m, decode_step(n_rows, len(n_rows), pages), slots, on_host=on_host)
-            made.append(
-                [x.seq_of(k) for k in x.seq_arrays]
-                + [x.out_of(k) for k in x.out_arrays]
-                + [slots.get(k).tolist() for k in ("n_ctx", "page_table")]
-            )
+            x = Views(m, slots, Ring(m, 1))
+            assert x.ring is not None
+            if is_captured:
+                step = x.capture(len(n_rows), sum(n_rows), len(n_rows))
+                x.ring.build(0, blob)
+                step()
+                assert x.ring.sent_to() == 0
+            else:
+                x.start(blob)
+            made.append([*x.all(), *(slots.get(k).tolist() for k in ("n_ctx", "page_table"))])
             assert m.get(x.n_read).tolist() == [0, 0]
     assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_begin_pads_a_decode_step_where_graphs_are(backend: str) -> None:
+def test_expand_fills_up_a_captured_step(backend: str) -> None:
     with Machine(backend, shape(n_vocab=100)) as m:
         slots = empty_slots(m, 5)
-        if backend != "cuda":
-            with pytest.raises(RuntimeError, match="pad_seqs is 4.*must be 0"):
-                Started(m, decode_step([2, 2], 2), slots, pad_seqs=4)
-            return
-        x = Started(m, decode_step([2, 2], 2), slots, pad_seqs=4)
-        assert (x.n_seq, x.n_row, x.n_out) == (4, 8, 4)
-        assert (x.seq.max_pos, x.seq.is_decode) == (777, True)
+        x = Views(m, slots, ring := Ring(m, 1))
+        step = x.capture(4, 8, 4)
+        ring.build(0, decode_step([2] * 4, 4))  # a larger batch was there before
+        ring.build(0, decode_step([2, 2], 2))
+        step()
         assert x.seq_of("row_start") == [0, 2, 4, 6, 8] and x.seq_of("slot") == [0, 1, 4, 4]
         assert x.seq_of("row_seq") == [0, 0, 1, 1, 2, 2, 3, 3]
         assert x.seq_of("pos") == [100, 101, 200, 201, 0, 1, 0, 1]
@@ -345,32 +410,112 @@ def test_begin_pads_a_decode_step_where_graphs_are(backend: str) -> None:
         assert x.out_of("kind") == [SAMPLE] * 4 and x.out_of("lane") == [0] * 4
         assert x.out_of("token") == [5, 6, -1, -1] and x.out_of("row_token") == [21, 23, 0, 0]
         assert x.out_of("n_top") == [2, 2, -1, -1] and x.out_of("n_list") == [1, 1, 0, 0]
+        assert x.out_of("list") == [-1] * 4 and x.out_of("entry") == [9, 9, 0, 0]
         assert slots.get("n_ctx").tolist() == [102, 202, 0, 0, 0]
-        # nothing to fill up, and outputs that are not one for each sequence
-        assert Started(m, decode_step([1, 1, 1], 3), slots, pad_seqs=3).n_seq == 3
-        y = Started(m, decode_step([1, 1, 1], 2), slots, pad_seqs=8)
-        assert (y.n_seq, y.n_row, y.n_out) == (8, 8, 2)
+        # the graph is full
+        ring.build(0, decode_step([2] * 4, 4))
+        step()
+        assert x.seq_of("slot") == [0, 1, 2, 3] and x.out_of("token") == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("n_rows", "pad", "header", "text"),
-    [
-        ([1, 1, 1], 2, {}, "pad_seqs is 2.*3 .sequences of the step"),
-        ([1], 9, {}, "pad_seqs is 9.*8 .max_seqs"),
-        ([1, 2], 4, {}, "2 sequences and 3 rows cannot be padded to 4"),
-        ([1, 1], 4, {"is_decode": 0}, "with prompt rows cannot be padded"),
-        ([8, 8], 8, {}, "pad_seqs 8 makes 64 rows; max_rows is 40"),
-    ],
-)
-def test_begin_refuses_padding_that_makes_no_graph(
-    n_rows: list[int], pad: int, header: dict[str, Any], text: str, backend: str
-) -> None:
-    text = text if backend == "cuda" else f"pad_seqs is {pad}.*must be 0"
+def test_expand_of_outputs_that_are_not_one_for_each_sequence(backend: str) -> None:
+    """Steps whose draws are not in the graph: more outputs than sequences, or fewer."""
+    with Machine(backend, shape(n_vocab=100)) as m:
+        x = Views(m, empty_slots(m, 5), ring := Ring(m, 1))
+        step = x.capture(3, 6, 6)
+        ring.build(0, decode_step([2, 2], 1))
+        step()
+        assert x.out_of("row")[0] == 1 and x.out_of("row_token")[0] == 21
+        assert x.seq_of("slot") == [0, 1, 4] and x.seq_of("pos")[4:] == [0, 1]
+        outs = [dict(row=i, seq=i // 2, kind=SCORE, token=30 + i, n_top=0) for i in range(4)]
+        ring.build(0, decode_step([2, 2], 0, outs=outs))
+        step()
+        assert x.out_of("row")[:4] == [0, 1, 2, 3] and x.out_of("kind")[:4] == [SCORE] * 4
+        assert x.out_of("token")[:4] == [30, 31, 32, 33]
+        assert max(x.out_of("row")) < 6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_place", [1, 2, 4])
+def test_captured_steps_take_their_places_in_turn(n_place: int, backend: str) -> None:
+    """Graphs of two sizes and steps that are not captured share the ring; each step reads the
+    batch of its own place, whatever lies in the others."""
+    with Machine(backend, shape(n_vocab=100)) as m:
+        slots = empty_slots(m, 9, n_ctx=np.arange(9), last_token=np.arange(30, 39))
+        x = Views(m, slots, ring := Ring(m, n_place))
+        graphs = {n: x.capture(n, n, n) for n in (2, 8)}
+        for k in range(12):
+            b = Blob()
+            for name in ("slot", "mask", "page"):
+                b.structs(f"mm_batch_{name}", [])
+            seqs = [dict(slot=s, row_start=i, n_row=1, pos=-1, n_ctx_after=50 * k + s)
+                    for i, s in enumerate((k % 8, (k + 1) % 8))]  # fmt: skip
+            b.structs("mm_batch_seq", seqs)
+            outs = [dict(row=i, seq=i, kind=SAMPLE, token=k, n_top=-1, list=-1) for i in range(2)]
+            b.structs("mm_batch_out", outs)
+            b.header |= dict(n_row=2, token=b.add([k, -1]), max_pos=600, is_decode=1)
+            before = slots.get("n_ctx").tolist()
+            assert ring.next() == k % n_place
+            if k % 3 == 2:
+                x.start(b.finish(), i_ring=k % n_place)
+            else:
+                ring.build(k % n_place, b.finish())
+                n = (2, 8)[k % 2]
+                x.size(n, n, n)
+                graphs[n]()
+                assert ring.sent_to() == k % n_place
+            of = [k % 8, (k + 1) % 8]
+            assert x.seq_of("slot")[:2] == of and x.seq_of("token")[:2] == [k, -1]
+            assert x.seq_of("pos")[:2] == [before[s] for s in of], "before n_ctx moves on"
+            assert slots.get("n_ctx")[of].tolist() == [50 * k + s for s in of]
+            assert x.out_of("token")[:2] == [k, k] and x.out_of("row_token")[:2] == [k, 30 + of[1]]
+        assert ring.next() == 12 % n_place
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_seq", [353, 354])
+def test_expand_of_many_sequences(n_seq: int, backend: str) -> None:
+    """As many as are read at once, and more; every sequence has a new page."""
+    with Machine(backend, shape(n_vocab=40, max_seqs=355)) as m:
+        slots = empty_slots(m, 356)
+        x = Views(m, slots, ring := Ring(m, 2, 1 << 17))
+        step = x.capture(n_seq + 1, n_seq + 1, n_seq + 1)
+        pages = [dict(slot=i, block=i % 6, page=i + 1) for i in range(n_seq)]
+        ring.build(0, decode_step([1] * n_seq, n_seq, pages))
+        step()
+        assert x.seq_of("slot") == [*range(n_seq), 355]
+        assert x.seq_of("row_start") == x.seq_of("row_seq") + [n_seq + 1]
+        assert x.seq_of("pos") == [100 * (i + 1) for i in range(n_seq)] + [0]
+        assert x.out_of("token") == [*range(5, 5 + n_seq), -1]
+        assert x.out_of("row_token") == [*range(20, 20 + n_seq), 0]
+        table = slots.get("page_table")
+        assert table[np.arange(n_seq), np.arange(n_seq) % 6].tolist() == [*range(1, n_seq + 1)]
+        assert (table == 9).sum() == 356 * 6 - n_seq + (n_seq > 8)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_expand_refuses_what_is_not_a_step(backend: str) -> None:
     with Machine(backend, shape(n_vocab=100, max_rows=40)) as m:
         slots = empty_slots(m, 9)
-        with pytest.raises(RuntimeError, match=text):
-            Started(m, decode_step(n_rows, 1, **header), slots, pad_seqs=pad)
+        x = Views(m, slots, ring := Ring(m, 2))
+        for size in ((0, 0, 0), (9, 9, 9), (2, 3, 2), (4, 2, 2), (8, 48, 8), (8, 8, 41)):
+            x.size(*size)
+            n, rows, out = size
+            text = f"captured step of {n} sequences, {rows} rows and {out} outputs.*8 .max_seqs.*40"
+            with pytest.raises(RuntimeError, match=text):
+                x.expand()
+        x.size(1, 1, 1)
+        with pytest.raises(RuntimeError, match="give both or neither"):
+            x.expand(plan=make("mm_batch"))
+        plan, blob = x.begin(decode_step([1, 1], 2))
+        with pytest.raises(RuntimeError, match="1 sequences, 1 rows and 1 outputs.*2, 2 and 2"):
+            x.expand(plan=plan, blob=blob)
+        with pytest.raises(RuntimeError, match="place 2 of a ring of 2"):
+            x.expand(plan=plan, blob=blob, i_ring=2)
+        with pytest.raises(RuntimeError, match="neither a batch nor a ring"):
+            Views(m, slots).expand()
+        assert ring.next() == 0 and not slots.get("n_ctx").any()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -407,7 +552,7 @@ def test_sample_commit_moves_the_slots_on(backend: str) -> None:
                 [dict(row=i, seq=i, kind=SAMPLE, token=-1, n_top=-1, list=-1) for i in range(3)],
             )
             b.header |= dict(n_row=3, token=b.add([-1] * 3), max_pos=step + 11, is_decode=1)
-            x = Started(m, b.finish(), slots)
+            x = Views(m, slots).start(b.finish())
             assert x.seq_of("pos") == [step, 10 + step, step]
             logits = np.zeros((3, v), np.float32)
             logits[:, step % v] = 3
@@ -454,7 +599,7 @@ def test_sample_commit_of_a_broken_row_stays_in_bounds(backend: str) -> None:
         slots = empty_slots(
             m, 2, n_ctx=np.array([4, 0]), last_token=np.array([33, 0]), n_emitted=np.array([2, 0])
         )
-        x = Started(m, b.finish(), slots)
+        x = Views(m, slots).start(b.finish())
         logits = m.put(np.full((1, 40), np.nan, np.float32))
         token, flag = m.put(np.zeros(1, np.int32)), m.put(np.zeros(1, np.uint8))
         m.run(

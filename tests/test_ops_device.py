@@ -142,20 +142,55 @@ def test_device_row_alone_has_the_bits_it_has_among_others(case: Case, backend: 
 
 
 @pytest.mark.parametrize("backend", DEVICES)
-@pytest.mark.parametrize("weight", ["bf16", "mxfp8", "nvfp4"])
-def test_device_logits_of_a_row_alone(weight: str, backend: str) -> None:
-    case = Case("head", weight, act="bf16", weight=weight, rows=((0, 64),), sizes=RANK)
+@pytest.mark.parametrize(("n", "width"), [(70, 1200), (200, 784), (4400, 64)])
+def test_device_router_of_a_row_alone(n: int, width: int, backend: str) -> None:
+    """Here the bits do not depend on how many rows there are beyond 64 either."""
+    experts = dict(n_expert=128, n_expert_used=4)
+    case = Case(
+        "attn_out",
+        "zero_o",
+        act="bf16",
+        weight="mxfp8",
+        rows=((0, n - 1), (7, 1)),
+        sizes=dict(RANK, d_model=width, n_head=1, max_rows=5000, **experts),
+        flags=frozenset({"zero_o"}),
+    )
+    case = dataclasses.replace(case, fmt="bf16", index="bf16")
+    whole, one = compute(case, backend), compute(dataclasses.replace(case, alone=1), backend)
+    for name, value in one.items():
+        assert whole[name][-1:].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+@pytest.mark.parametrize(
+    ("weight", "width", "n_out"),
+    [
+        ("bf16", 192, 517),
+        ("mxfp8", 192, 517),
+        ("nvfp4", 192, 517),
+        # slices are warp groups of a block; one slice; blocks of a cluster, of four and eight tiles
+        ("mxfp8", 1024, 250),
+        ("mxfp8", 384, 250),
+        ("mxfp8", 3072, 500),
+        ("mxfp8", 6144, 200),
+        ("mxfp8", 6144, 1100),
+    ],
+)
+def test_device_logits_of_a_row_alone(weight: str, width: int, n_out: int, backend: str) -> None:
+    sizes = dict(RANK, d_model=width, n_vocab=n_out, n_vocab_local=n_out)
+    case = Case("head", weight, act="bf16", weight=weight, rows=((0, 64),), sizes=sizes)
     case = dataclasses.replace(case, fmt="bf16", index="bf16")
     from op_linear import head_inputs
 
     i = head_inputs(case)
     with Machine(backend, case.s) as m:
         w, h, row = m.matrix(i["w"]), m.put_act(i["h"]), m.put(i["row"])
-        outputs = [m.new((n, case.s["n_vocab"]), np.float32) for n in (64, 1)]
+        outputs = [m.new((n, n_out), np.float32) for n in (64, 17, 1)]
         for out in outputs:
             m.run("head", w=w, h=h, row=row, n_out=out.shape[0], logits=out)
-        whole, one = (m.get(out) for out in outputs)
+        whole, some, one = (m.get(out) for out in outputs)
     assert whole[:1].tobytes() == one.tobytes()
+    assert whole[:17].tobytes() == some.tobytes()
 
 
 GRAPHS = [c for c in ALONE if c.id in {"mxfp8", "nvfp4", "fp8"}]

@@ -66,8 +66,8 @@ def unpack_tile(fmt: str, frag: Array, scale: Array | None) -> Array:
                     elif fmt == "mxfp8":
                         assert scale is not None
                         for s in range(2):
-                            code = frag[f, lane, 8 * s + 2 * i + j]
-                            value = R.e4m3_decode(np.array([code]))[0]
+                            word = int(frag[f, lane].view(np.uint32)[2 * s + i // 2])
+                            value = R.e4m3_decode(np.array([mxfp8(word, i, j)], np.uint8))[0]
                             out[row, at + 16 * s] = value * 2.0 ** (int(scale[f, row]) - 127)
                     else:
                         assert scale is not None
@@ -81,6 +81,13 @@ def unpack_tile(fmt: str, frag: Array, scale: Array | None) -> Array:
 
 def nv_scale(row: int, step: int) -> int:
     return 8 * (row % 8) + 4 * (row // 8) + step
+
+
+def mxfp8(word: int, i: int, j: int) -> int:
+    half = word >> 16 * j
+    if i % 2 == 0:
+        return half >> 8 & 0x80 | half >> 4 & 0x7F
+    return half >> 4 & 0x80 | half >> 8 & 0x70 | half & 0x0F
 
 
 def nvfp4(word: int, i: int, j: int, scale: int) -> float:

@@ -1,6 +1,7 @@
 /* env.c: the only reader of the environment. Everything is read once, at the first look, and
  * copied: later changes of the environment have no effect. Values that cannot be read and names
- * that nobody knows are warned about, once. */
+ * that nobody knows are warned about, once; with the former no engine opens. */
+#include <ctype.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -61,6 +62,8 @@ static mm_env env;
 static char value_text[MM_ARRAY_LEN(table)][1024]; /* "" when unset */
 static char warning[4][256];
 static int n_warning;
+static char bad_value[256]; /* the first value that cannot be read */
+static const char *bad_name;
 static atomic_bool warnings_pending;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -72,6 +75,20 @@ __attribute__((format(printf, 1, 2))) static void warn(const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(warning[n_warning++], sizeof warning[0], fmt, ap);
     va_end(ap);
+}
+
+__attribute__((format(printf, 2, 3))) static void refuse(const char *name, const char *fmt, ...)
+{
+    char text[sizeof bad_value];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    warn("%s", text);
+    if (bad_name != NULL)
+        return;
+    bad_name = name;
+    memcpy(bad_value, text, sizeof text);
 }
 
 static const char *find(const char *name)
@@ -98,7 +115,7 @@ static void load_entry(int i)
     if (v == NULL)
         return;
     if (strlen(v) >= sizeof value_text[i]) {
-        warn("%s is longer than %zu characters: ignored", e->name, sizeof value_text[i] - 1);
+        refuse(e->name, "%s is longer than %zu characters", e->name, sizeof value_text[i] - 1);
         return;
     }
     if (e->kind == ENV_INT) {
@@ -106,16 +123,19 @@ static void load_entry(int i)
         errno = 0;
         const long n = strtol(v, &end, 10);
         if (errno != 0 || *end != '\0' || n < e->low || n > e->high) {
-            warn("%s=%.64s is ignored: it must be a number from %d to %d", e->name, v, e->low,
-                 e->high);
+            refuse(e->name, "%s=%.64s: it must be a number from %d to %d; correct or unset it",
+                   e->name, v, e->low, e->high);
             return;
         }
         *(int *)(void *)field = (int)n;
     } else if (e->kind == ENV_CHOICE && !is_choice(e->choices, v)) {
-        warn("%s=%.64s is ignored: it must be one of%s", e->name, v, e->choices);
+        refuse(e->name, "%s=%.64s: it must be one of %.*s; correct or unset it", e->name, v,
+               (int)strlen(e->choices) - 2, e->choices + 1);
         return;
     }
     snprintf(value_text[i], sizeof value_text[i], "%s", v);
+    for (char *p = value_text[i]; e->kind == ENV_CHOICE && *p != '\0'; p++)
+        *p = (char)tolower((unsigned char)*p); /* words may be written in letters of any case */
     if (e->kind != ENV_INT)
         *(const char **)(void *)field = value_text[i];
 }
@@ -158,6 +178,13 @@ const mm_env *mm_env_get(void)
             mm_log(MM_LOG_WARNING, "%s", warning[i]);
     }
     return &env;
+}
+
+const char *mm_env_bad_value(const char **name)
+{
+    (void)mm_env_get();
+    *name = bad_name;
+    return bad_name != NULL ? bad_value : NULL;
 }
 
 int32_t mm_env_entry(int32_t i, const char **name, const char **value, const char **help)

@@ -1,6 +1,7 @@
 /* env.h: THE table of MM_* variables. Read once (first use), never again; none changes
- * results except to diagnose. Unknown MM_* names in the environment are warned about once:
- * they are typos. */
+ * results except to diagnose. Unknown MM_* names in the environment are warned about once: they
+ * are typos. A value that cannot be read is, too, and keeps engines from opening: an engine that
+ * ran otherwise than was asked for would not be noticed. */
 #ifndef MM_ENV_H
 #define MM_ENV_H
 #include "csrc/base/base.h"
@@ -23,4 +24,6 @@ typedef struct mm_env {
 } mm_env;
 
 const mm_env *mm_env_get(void);
+/* What is wrong with the first variable whose value cannot be read; NULL when all can. */
+const char *mm_env_bad_value(const char **name);
 #endif

@@ -57,8 +57,9 @@ static void fill_outputs(const mm_plan_item *item, int32_t i_seq, int32_t row_st
                          mm_batch_out *out, mm_blob *blob)
 {
     const mm_request *r = item->r;
-    if (r->p.trace != NULL) {
-        for (int32_t i = 0; i < item->n_row && r->p.trace->logits != NULL; i++)
+    const mm_trace *trace = mm_request_trace(r);
+    if (trace != NULL) {
+        for (int32_t i = 0; i < item->n_row && trace->logits != NULL; i++)
             out[i] = (mm_batch_out){.row = row_start + i,
                                     .seq = i_seq,
                                     .kind = MM_OUT_TRACE,
@@ -67,11 +68,12 @@ static void fill_outputs(const mm_plan_item *item, int32_t i_seq, int32_t row_st
                                     .list = -1};
         return;
     }
-    int64_t entry = item->entry_first;
-    const int32_t n_list = r->p.n_prompt_logprob_token;
-    const int64_t list = item->n_score > 0 ? mm_blob_put(blob, r->p.prompt_logprob_token,
-                                                         n_list * (int64_t)sizeof(int32_t))
-                                           : -1;
+    int64_t entry = item->entry_first, list = -1;
+    int32_t n_list = 0;
+    if (item->n_score > 0) {
+        n_list = r->p.n_prompt_logprob_token;
+        list = mm_blob_put(blob, r->p.prompt_logprob_token, n_list * (int64_t)sizeof(int32_t));
+    }
     for (int32_t i = 0; i < item->n_score; i++, out++) {
         const int32_t pos = item->score_first + i;
         *out = (mm_batch_out){.row = row_start + (pos - item->pos),
@@ -86,8 +88,15 @@ static void fill_outputs(const mm_plan_item *item, int32_t i_seq, int32_t row_st
         entry += r->prompt_width;
     }
     if (item->draws) {
-        *out = (mm_batch_out){.row = row_start + item->n_row - 1, .seq = i_seq, .entry = entry};
-        mm_sampler_fill_draw(r, item->forced, out);
+        *out = (mm_batch_out){.row = row_start + item->n_row - 1,
+                              .seq = i_seq,
+                              .kind = MM_OUT_SAMPLE,
+                              .token = item->forced,
+                              .n_top = -1,
+                              .list = -1,
+                              .entry = entry};
+        if ((r->asks & MM_ASKS_ENTRIES) != 0)
+            mm_sampler_fill_entries(r, out);
     }
 }
 
@@ -104,8 +113,6 @@ const mm_batch *mm_batch_build(const mm_plan *plan, void *blob, int64_t cap)
         .n_slot = plan->n_slot,
         .n_page = plan->n_page,
         .n_mask = plan->n_mask,
-        .is_decode = 1,
-        .draw = MM_DRAW_GREEDY,
         .n_entry = plan->n_entry,
         .seq = mm_blob_put(&w, NULL, plan->n_item * (int64_t)sizeof(mm_batch_seq)),
         .token = mm_blob_put(&w, NULL, plan->n_row * (int64_t)sizeof(int32_t)),
@@ -126,7 +133,10 @@ const mm_batch *mm_batch_build(const mm_plan *plan, void *blob, int64_t cap)
     mm_batch_slot *slot = (mm_batch_slot *)(w.base + b->slot);
     mm_batch_page *page = (mm_batch_page *)(w.base + b->page);
     mm_batch_mask *mask = (mm_batch_mask *)(w.base + b->mask);
-    int32_t row = 0;
+    for (int64_t at = 64; at < w.used; at += 64) /* a device has read them since */
+        __builtin_prefetch(w.base + at, 1);
+    int32_t row = 0, draw = MM_DRAW_GREEDY, max_pos = 0;
+    bool is_decode = true;
     for (int32_t i = 0; i < plan->n_item; i++) {
         const mm_plan_item *item = &plan->item[i];
         const int32_t end = item->pos + item->n_row;
@@ -138,7 +148,7 @@ const mm_batch *mm_batch_build(const mm_plan *plan, void *blob, int64_t cap)
         fill_rows(item, token + row);
         fill_outputs(item, i, row, out + item->out_first, &w);
         if (item->draws)
-            b->draw = (int32_t)mm_min_i64(b->draw, mm_sampler_draw(item->r));
+            draw = item->r->draw < draw ? item->r->draw : draw;
         if (item->begins)
             mm_sampler_fill_slot(item->r, slot++, &w);
         for (int32_t k = item->page_first; k < item->page_end; k++, page++)
@@ -150,9 +160,12 @@ const mm_batch *mm_batch_build(const mm_plan *plan, void *blob, int64_t cap)
             mask++;
         }
         row += item->n_row;
-        b->max_pos = end > b->max_pos ? end : b->max_pos;
-        b->is_decode = b->is_decode && item->n_row <= MM_MAX_DECODE_ROWS;
+        max_pos = end > max_pos ? end : max_pos;
+        is_decode = is_decode && item->n_row <= MM_MAX_DECODE_ROWS;
     }
+    b->draw = draw;
+    b->max_pos = max_pos;
+    b->is_decode = is_decode;
     b->trace_first = plan->trace != NULL ? plan->item[0].pos : 0;
     b->n_bytes = mm_round_up(w.used, 16);
     return b;

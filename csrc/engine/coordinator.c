@@ -1,71 +1,10 @@
 /* coordinator.c: the engine's own thread. Each turn: take what came in, plan the next step and post
  * it, collect the oldest step when enough are in flight, commit it, publish what changed. It sleeps
  * when nothing can run. Locks are held for relinking lists only, never while something computes. */
-#include <stddef.h>
-
 #include "csrc/base/log.h"
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/engine.h"
-
-/* ---------------------------------------------------------------- publishing */
-
-/* Who reads a snapshot does so on another core: it must come back before it can be written. */
-static void ask_for_snapshot(const mm_request *r)
-{
-    const size_t from = offsetof(mm_request, pub), to = offsetof(mm_request, state);
-    for (size_t at = from; r != NULL && at < to; at += 64)
-        __builtin_prefetch((const uint8_t *)r + at, 1);
-}
-
-/* Readers' snapshot of every request that changed; news to their waiters; those that are over are
- * let go. */
-static void publish(mm_engine *e)
-{
-    mm_scheduler *s = &e->scheduler;
-    mm_queue *q = &e->queue;
-    mm_request *closing = NULL;
-    mm_request *r = mm_scheduler_take_dirty(s), *ahead = r;
-    for (int i = 0; i < 4 && ahead != NULL; i++, ahead = ahead->dirty_next)
-        ask_for_snapshot(ahead);
-    pthread_mutex_lock(&q->lock);
-    while (r != NULL) {
-        mm_request *next = r->dirty_next;
-        if (ahead != NULL) {
-            ask_for_snapshot(ahead);
-            ahead = ahead->dirty_next;
-        }
-        r->is_dirty = false;
-        /* Rows of a trace are still being written while a step holds it: its owner must not be told
-         * yet. */
-        const bool is_early =
-            r->p.trace != NULL && r->state == MM_REQUEST_DONE && r->n_in_flight > 0;
-        if (!is_early) {
-            r->pub = r->out;
-            if (r->has_news && !r->is_released)
-                mm_queue_push_ready(r);
-            r->has_news = false;
-            if (mm_scheduler_is_retired(r) && mm_queue_retire(q, r) != NULL) {
-                r->dirty_next = closing;
-                closing = r;
-            }
-        }
-        r = next;
-    }
-    q->stats = s->stats;
-    q->times = s->times;
-    q->stats.n_waiting = s->n_heap + s->n_blocked;
-    q->stats.n_running = s->n_running + s->n_leaving;
-    q->stats.n_page = s->pool.n_page - 1;
-    q->stats.n_page_free = s->pool.n_free;
-    q->stats.n_page_cached = s->pool.n_cached;
-    q->stats.weight_version = e->limits.weight_version;
-    pthread_mutex_unlock(&q->lock);
-    while (closing != NULL) {
-        mm_request *next = closing->dirty_next;
-        mm_request_close(closing);
-        closing = next;
-    }
-}
+#include "csrc/engine/publish.h"
 
 /* ---------------------------------------------------------------- taking in */
 
@@ -155,15 +94,25 @@ static bool start_step(mm_engine *e)
     return true;
 }
 
+static void publish(mm_engine *e)
+{
+    mm_publish(&e->queue, &e->scheduler, e->limits.weight_version);
+}
+
 static mm_status finish_step(mm_engine *e)
 {
+    mm_scheduler *s = &e->scheduler;
     const mm_step_result *result = NULL;
     MM_TRY(mm_ranks_collect(e->ranks, &result));
     const double began = mm_now();
-    mm_scheduler_commit(&e->scheduler, result);
-    const double spent = mm_now() - began;
-    e->scheduler.stats.t_host_total += spent;
-    mm_ranks_profile(e->ranks, MM_PROFILE_COMMIT, spent);
+    mm_scheduler_commit(s, result);
+    const double committed = mm_now();
+    s->stats.t_host_total += committed - began;
+    publish(e);
+    const double published = mm_now();
+    s->stats.t_host_total += published - committed; /* readers see it with the next step */
+    mm_ranks_profile(e->ranks, MM_PROFILE_COMMIT, committed - began);
+    mm_ranks_profile(e->ranks, MM_PROFILE_PUBLISH, published - committed);
     return MM_OK;
 }
 
@@ -209,8 +158,9 @@ void *mm_coordinator_main(void *engine)
                 die(e, st);
                 return NULL;
             }
+        } else {
+            publish(e); /* what taking in and planning changed */
         }
-        publish(e);
     }
     while (s->n_in_flight > 0 && finish_step(e) == MM_OK) {
     }

@@ -39,7 +39,7 @@ mm_status mm_request_read(mm_engine *e, uint64_t id, mm_output *out)
     pthread_mutex_lock(&q->lock);
     const mm_request *r = mm_queue_find(q, id);
     if (r != NULL)
-        *out = r->pub;
+        *out = mm_request_snapshot(r);
     pthread_mutex_unlock(&q->lock);
     return r != NULL ? MM_OK : unknown(id);
 }
@@ -98,10 +98,10 @@ mm_status mm_engine_put_mask(mm_engine *e, uint64_t id, int32_t i_token, const u
         st = MM_FAIL_PARAM(MM_E_INVALID, "want_mask", -1,
                            "request %llu was not submitted with want_mask", (unsigned long long)id);
     } else if (r->pub.finish == MM_FINISH_NONE) { /* one that ended meanwhile needs it no more */
-        if (i_token != r->pub.n_token)
+        if (i_token != r->read_n_token)
             st = MM_FAIL_PARAM(MM_E_INVALID, "i_token", -1,
                                "request %llu waits for the mask of token %d, not %d",
-                               (unsigned long long)id, r->pub.n_token, i_token);
+                               (unsigned long long)id, r->read_n_token, i_token);
         else {
             memcpy(r->mask_in, word, (size_t)r->mask_words * sizeof *word);
             r->i_mask_in = i_token;

@@ -3,9 +3,11 @@
  * close while waiters refer to it. */
 #include <unistd.h>
 
+#include "csrc/base/env.h"
 #include "csrc/base/log.h"
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/engine.h"
+#include "csrc/engine/graph.h"
 #include "kernels/plan_backend.h"
 
 void mm_engine_options_init(mm_engine_options *o)
@@ -44,13 +46,41 @@ mm_status mm_engine_check_process(const mm_engine *e)
 
 #define BAD(param, ...) return MM_FAIL_PARAM(MM_E_CONFIG, param, -1, __VA_ARGS__)
 
+/* A list that asks for graphs, none of which could ever be used, or for more than can be kept. */
+static mm_status check_graph_sizes(const mm_engine_options *o)
+{
+    int32_t kept[MM_MAX_GRAPH_SIZES], n_small = 0;
+    for (int32_t i = 0; i < o->n_graph_size; i++) {
+        if (o->graph_size[i] < 1)
+            BAD("cuda_graph_batch_sizes",
+                "a batch size of %d cannot be captured: it must be 1 or more", o->graph_size[i]);
+        n_small += o->graph_size[i] <= o->max_num_seqs;
+    }
+    if (o->n_graph_size > 0 && n_small == 0)
+        BAD("cuda_graph_batch_sizes",
+            "all of the batch sizes to capture are above max_num_seqs=%d: add smaller ones, leave "
+            "them to \"auto\", or set enforce_eager=True to capture nothing",
+            o->max_num_seqs);
+    const int32_t n =
+        mm_graph_sizes(kept, o->graph_size, o->n_graph_size, o->max_num_seqs, o->max_num_seqs);
+    for (int32_t i = 0; i < o->n_graph_size && n == MM_MAX_GRAPH_SIZES; i++)
+        if (o->graph_size[i] <= o->max_num_seqs && o->graph_size[i] > kept[n - 1])
+            BAD("cuda_graph_batch_sizes", "at most %d batch sizes can be captured",
+                MM_MAX_GRAPH_SIZES);
+    return MM_OK;
+}
+
 static mm_status check_options(const mm_engine_options *o)
 {
+    const char *name, *wrong;
     if (o == NULL || o->size != sizeof *o)
         return MM_FAIL(MM_E_CONFIG,
                        "mm_engine_options has size %u, this library's is %zu: call "
                        "mm_engine_options_init first",
                        o == NULL ? 0u : o->size, sizeof *o);
+    wrong = mm_env_bad_value(&name);
+    if (wrong != NULL)
+        BAD(name, "%s", wrong);
     if (o->config == NULL)
         BAD("config", "no model configuration was given");
     MM_TRY(mm_config_check(o->config));
@@ -86,10 +116,7 @@ static mm_status check_options(const mm_engine_options *o)
             o->max_logprobs, o->config->n_vocab);
     if (o->dummy_context != 0 && o->load != MM_LOAD_DUMMY)
         BAD("dummy_context", "dummy_context leaves prompts uncomputed: only with dummy weights");
-    for (int32_t i = 0; i < o->n_graph_size; i++)
-        if (o->graph_size[i] < 1)
-            BAD("cuda_graph_batch_sizes",
-                "a batch size of %d cannot be captured: it must be 1 or more", o->graph_size[i]);
+    MM_TRY(check_graph_sizes(o));
     if (o->graph_rows != 1 && o->graph_rows != 2 && o->graph_rows != 4 && o->graph_rows != 8)
         BAD("graph_rows",
             "graph_rows is %d; graphs can be captured for up to 1, 2, 4 or 8 rows of a sequence",

@@ -124,22 +124,29 @@ static mm_status put_plain(mm_step_context *k)
 
 /* What a graph holds, run now or recorded. The views' arrays are those of every step; their bounds
  * are the largest possible. */
-static mm_status run(mm_step_context *k, const mm_step_graph *g)
+static mm_status run(mm_step_context *k, const mm_step_graph *g, const mm_ring *ring)
 {
     mm_seq_view seq = k->buf->seq;
     mm_out_view out = k->buf->out;
     mm_step_result r = {0};
-    seq.n_seq = out.n_out = g->n_seq;
+    seq.n_seq = g->n_seq;
     seq.n_row = g->n_seq * g->n_row;
+    out.n_out = g->draws ? g->n_seq : seq.n_row;
     seq.max_pos = k->model->shape.max_model_len;
     seq.is_decode = true;
     out.blob = k->buf->plain;
     const int64_t n_bytes = mm_rank_result_lay(&r, k->buf->result, g->n_seq, 0, false);
+    const mm_expand_args expand = {.ring = ring,
+                                   .slots = &k->buf->slots,
+                                   .seq = &seq,
+                                   .out = &out,
+                                   .n_read = k->model->buf.n_read};
+    MM_TRY(k->model->ops->expand(&k->model->ctx, &expand));
     MM_TRY(mm_step_forward(k, &seq, NULL));
     if (!g->draws)
         return MM_OK;
     MM_TRY(mm_step_draw(k, &out, g->n_seq, g->draw, &r));
-    return k->backend->download_to(k->backend, k->model->ctx.stream, k->buf->host_at,
+    return k->backend->download_to(k->backend, k->model->ctx.stream, ring->result_at,
                                    k->buf->result, (size_t)n_bytes);
 }
 
@@ -148,7 +155,7 @@ static mm_status capture(mm_step_context *k, mm_step_graph *g)
     mm_backend *be = k->backend;
     mm_stream *stream = k->model->ctx.stream;
     MM_TRY(be->graph_begin(be, stream));
-    mm_status st = run(k, g);
+    mm_status st = run(k, g, &k->buf->ring);
     if (st != MM_OK) { /* the stream must come out of capture; the first error is the cause */
         mm_error cause;
         mm_error_take(&cause, st);
@@ -171,7 +178,8 @@ static mm_status set_padding(mm_step_context *k)
     return be->sync(be, k->model->ctx.stream);
 }
 
-/* All forms of one size. They run once first: the last one has the kernels of all of them. */
+/* All forms of one size. They run once first: the last one has the kernels of all of them. It finds
+ * its batch in a ring of this rank alone: other ranks may be at another size. */
 static mm_status open_size(mm_graphs *g, mm_step_context *k, int32_t n_seq, int32_t n_row)
 {
     mm_backend *be = k->backend;
@@ -179,8 +187,11 @@ static mm_status open_size(mm_graphs *g, mm_step_context *k, int32_t n_seq, int3
     mm_step_graph item = forms[n_form - 1];
     item.n_seq = n_seq;
     item.n_row = n_row;
-    MM_TRY(mm_step_begin(k, make_batch(k, k->model->stage, 1, n_row), 0, &item));
-    MM_TRY(run(k, &item));
+    mm_ring ring = k->buf->ring;
+    ring.n_bytes = make_batch(k, k->model->stage, 1, n_row)->n_bytes;
+    for (int32_t i = 0; i < ring.n; i++)
+        ring.batch[i] = k->model->stage;
+    MM_TRY(run(k, &item, &ring));
     MM_TRY(be->sync(be, k->model->ctx.stream));
     for (int32_t i = 0; i < n_form; i++) {
         item.draws = forms[i].draws;
@@ -207,6 +218,9 @@ mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, 
         for (int32_t i = 0; i < n_size; i++)
             if ((int64_t)size[i] * row_counts[r] <= k->model->shape.max_rows)
                 MM_TRY(open_size(g, k, size[i], row_counts[r]));
+    /* the first step of all takes place 0 again */
+    MM_TRY(k->backend->zero(k->backend, k->model->ctx.stream, k->buf->ring.turn,
+                            sizeof *k->buf->ring.turn));
     return k->backend->sync(k->backend, k->model->ctx.stream);
 }
 

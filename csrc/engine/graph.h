@@ -1,8 +1,7 @@
-/* graph.h: captured decode steps. A graph holds the forward pass of n_seq sequences of n_row rows
- * each and, in its usual forms, the logits and draws of one output per sequence, and their way to
- * the host: one form for steps
- * that are greedy altogether, one for all others. It reads lengths, slots and tokens from the views
- * in device memory, which `begin` fills for every step; a smaller step is filled up with sequences
+/* graph.h: captured decode steps. A graph holds all of a step of n_seq sequences of n_row rows
+ * each: `expand` of the batch that is next in the ring (ops.h), the forward pass and, in its usual
+ * forms, the logits and draws of one output per sequence, and their way to the host: one form for
+ * steps that are greedy altogether, one for all others. A smaller step is filled up with sequences
  * of the reserved slot. All graphs are captured when the engine opens: no step allocates. */
 #ifndef MM_GRAPH_H
 #define MM_GRAPH_H

@@ -47,14 +47,18 @@ static bool may_draw(const mm_request *r)
 {
     if (r->n_out_planned >= r->out_cap)
         return false; /* its last token is in flight */
-    const bool all_known = r->n_out_planned == r->out.n_token;
+    if ((r->asks & (MM_ASKS_MASKS | MM_ASKS_FORCED)) == 0)
+        return true;
+    const bool all_known = r->n_out_planned == r->n_token;
     if (r->p.want_mask)
-        return all_known && r->i_mask == r->out.n_token;
+        return all_known && r->i_mask == r->n_token;
     return all_known || !is_near_budget(r);
 }
 
 static int32_t forced_token(const mm_request *r)
 {
+    if ((r->asks & MM_ASKS_FORCED) == 0)
+        return -1;
     if (r->n_out_planned < r->p.n_forced)
         return r->p.forced_token[r->n_out_planned];
     if (r->p.think_budget >= 0 && mm_think_is_inside(&r->think) &&
@@ -65,44 +69,49 @@ static int32_t forced_token(const mm_request *r)
 
 /* ---------------------------------------------------------------- items */
 
-static bool add_item(mm_scheduler *s, mm_plan *plan, mm_plan_item item)
+/* Adds plan->item[n_item], whose rows and scores the caller has filled in. False: no room. */
+static bool add_item(mm_scheduler *s, mm_plan *plan)
 {
-    mm_request *r = item.r;
-    item.slot = r->slot;
-    item.begins = r->begins;
-    item.sends_mask = item.draws && r->p.want_mask;
-    item.forced = item.draws ? forced_token(r) : -1;
-    item.page_first = r->n_page_sent;
-    item.page_end = (int32_t)mm_ceil_div(item.pos + item.n_row, MM_PAGE);
-    const int64_t dynamic = mm_batch_dynamic_bytes(&item);
-    const int32_t n_page = item.page_end - item.page_first;
+    mm_plan_item *item = &plan->item[plan->n_item];
+    mm_request *r = item->r;
+    item->slot = r->slot;
+    item->begins = r->begins;
+    item->sends_mask = item->draws && (r->asks & MM_ASKS_MASKS) != 0;
+    item->forced = item->draws ? forced_token(r) : -1;
+    item->page_first = r->n_page_sent;
+    item->page_end = (item->pos + item->n_row + MM_PAGE - 1) / MM_PAGE;
+    const int64_t dynamic = mm_batch_dynamic_bytes(item);
+    const int32_t n_page = item->page_end - item->page_first;
     if (plan->n_dynamic + dynamic > s->lim.max_dynamic || plan->n_page + n_page > s->lim.max_pages)
         return false;
-    item.out_first = plan->n_out;
-    item.entry_first = plan->n_entry;
-    plan->item[plan->n_item++] = item;
-    plan->n_row += item.n_row;
+    item->out_first = plan->n_out;
+    item->entry_first = plan->n_entry;
+    plan->n_item++;
+    plan->n_row += item->n_row;
     plan->n_dynamic += dynamic;
     plan->n_page += n_page;
-    plan->n_slot += item.begins;
-    plan->n_mask += item.sends_mask;
-    if (r->p.trace != NULL) {
-        plan->trace = r->p.trace;
-        plan->n_out += r->p.trace->logits != NULL ? item.n_row : 0;
+    plan->n_slot += item->begins;
+    plan->n_mask += item->sends_mask;
+    const mm_trace *trace = mm_request_trace(r);
+    if (trace != NULL) {
+        plan->trace = trace;
+        plan->n_out += trace->logits != NULL ? item->n_row : 0;
     } else {
-        plan->n_out += item.n_score + item.draws;
-        plan->n_entry += (int64_t)item.n_score * r->prompt_width + (item.draws ? r->width : 0);
+        plan->n_out += item->n_score + item->draws;
+        plan->n_entry += item->draws ? r->width : 0;
+        if (item->n_score > 0)
+            plan->n_entry += (int64_t)item->n_score * r->prompt_width;
     }
+    if (r->begins && r->out.t_scheduled == 0)
+        r->out.t_scheduled = mm_now();
 
     r->begins = false;
-    r->n_page_sent = (int32_t)mm_max_i64(r->n_page_sent, item.page_end);
-    r->n_planned = item.pos + item.n_row;
-    r->n_out_planned += item.draws;
-    r->n_score_planned += item.n_score;
+    r->n_page_sent = (int32_t)mm_max_i64(r->n_page_sent, item->page_end);
+    r->n_planned = item->pos + item->n_row;
+    r->n_out_planned += item->draws;
+    if (item->n_score > 0)
+        r->n_score_planned += item->n_score;
     r->n_in_flight++;
-    r->last_step = plan->step;
-    if (r->out.t_scheduled == 0)
-        r->out.t_scheduled = mm_now();
     return true;
 }
 
@@ -143,12 +152,13 @@ static bool plan_chunk(mm_scheduler *s, mm_plan *plan, mm_request *r)
             draws = false;
         }
     }
-    mm_plan_item item = {.r = r, .pos = pos, .n_row = n, .draws = draws};
+    mm_plan_item *item = &plan->item[plan->n_item];
+    *item = (mm_plan_item){.r = r, .pos = pos, .n_row = n, .draws = draws};
     if (r->n_score_planned < r->n_score && score_pos < pos + n) {
-        item.score_first = score_pos;
-        item.n_score = (int32_t)mm_min_i64(pos + n, r->n_prompt - 1) - score_pos;
+        item->score_first = score_pos;
+        item->n_score = (int32_t)mm_min_i64(pos + n, r->n_prompt - 1) - score_pos;
     }
-    return add_item(s, plan, item);
+    return add_item(s, plan);
 }
 
 /* ---------------------------------------------------------------- pages */
@@ -168,7 +178,7 @@ static bool make_room(mm_scheduler *s, mm_request *for_whom)
 
 static bool hold_pages(mm_scheduler *s, mm_request *r, int32_t n_pos)
 {
-    while (r->n_page < mm_ceil_div(n_pos, MM_PAGE)) {
+    while (r->n_page * (int64_t)MM_PAGE < n_pos) {
         MM_ASSERT(r->n_page < r->page_cap);
         if (mm_kv_pool_alloc(&s->pool, &r->page[r->n_page]) == MM_OK)
             r->n_page++;
@@ -226,9 +236,9 @@ static bool admit(mm_scheduler *s, mm_request *r)
     }
     mm_scheduler_run(s, r);
     r->n_planned = r->n_done = n_hit * MM_PAGE;
-    if (s->req->fakes_context && r->n_score == 0 && r->p.trace == NULL)
+    if (s->req->fakes_context && r->n_score == 0 && mm_request_trace(r) == NULL)
         r->n_planned = r->n_done = r->n_prefill - 1;
-    r->n_out_planned = r->out.n_token;
+    r->n_out_planned = r->n_token;
     r->n_score_planned = r->out.n_prompt_row;
     if (!r->was_admitted) {
         r->was_admitted = true;
@@ -250,9 +260,9 @@ static bool plan_decode(mm_scheduler *s, mm_plan *plan, mm_request *r)
         return false;
     if (!hold_pages(s, r, r->n_planned + 1))
         return true; /* pages are the next plan's business */
-    return add_item(
-        s, plan,
-        (mm_plan_item){.r = r, .pos = r->n_planned, .n_row = 1, .is_decode = true, .draws = true});
+    plan->item[plan->n_item] =
+        (mm_plan_item){.r = r, .pos = r->n_planned, .n_row = 1, .is_decode = true, .draws = true};
+    return add_item(s, plan);
 }
 
 /* Those that run: the decoding ones first, in order of admission. When the last plan could not take
@@ -297,7 +307,7 @@ static void plan_waiting(mm_scheduler *s, mm_plan *plan)
         const mm_request *popped = mm_scheduler_pop_waiting(s);
         MM_ASSERT(popped == r);
         (void)popped;
-        if (r->p.trace != NULL) { /* alone in its steps */
+        if (mm_request_trace(r) != NULL) { /* alone in its steps */
             if (plan->n_item == 0)
                 (void)plan_chunk(s, plan, r);
             return;
@@ -312,10 +322,12 @@ const mm_plan *mm_scheduler_plan(mm_scheduler *s)
     if (s->n_in_flight > s->lim.run_ahead)
         return NULL;
     mm_plan *plan = &s->plan[(s->i_oldest + s->n_in_flight) % MM_MAX_IN_FLIGHT];
+    for (int32_t i = 0; i < s->n_running; i++)
+        __builtin_prefetch(&plan->item[i], 1);
     *plan = (mm_plan){.step = s->step + 1, .item = plan->item};
     mm_request *trace = NULL;
-    for (int32_t i = 0; i < s->n_running && trace == NULL; i++)
-        if (s->running[i]->p.trace != NULL)
+    for (int32_t i = 0; s->n_trace > 0 && i < s->n_running && trace == NULL; i++)
+        if (mm_request_trace(s->running[i]) != NULL)
             trace = s->running[i];
     if (trace != NULL) {
         if (trace->n_planned < trace->n_prefill)

@@ -1,4 +1,5 @@
 /* prefix_key.c: SipHash-2-4-128 and the chain of page names built on it. */
+#include <endian.h>
 #include <errno.h>
 #include <sys/random.h>
 
@@ -11,16 +12,12 @@ static inline uint64_t rotl(uint64_t x, int b)
 
 static inline uint64_t load64(const uint8_t *p)
 {
-    uint64_t v = 0;
-    for (int i = 7; i >= 0; i--) {
-        /* The bytes are a struct's, which the analyser does not follow.
-         * NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult) */
-        v = (v << 8) | p[i];
-    }
-    return v;
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return le64toh(v);
 }
 
-static void sip_round(uint64_t v[4])
+static inline void sip_round(uint64_t v[4])
 {
     v[0] += v[1];
     v[1] = rotl(v[1], 13) ^ v[0];
@@ -34,7 +31,7 @@ static void sip_round(uint64_t v[4])
     v[2] = rotl(v[2], 32);
 }
 
-static void sip_word(uint64_t v[4], uint64_t m)
+static inline void sip_word(uint64_t v[4], uint64_t m)
 {
     v[3] ^= m;
     sip_round(v);

@@ -31,7 +31,7 @@ typedef struct mm_queue {
     bool is_over;          /* dead, and every request has been told */
     mm_error cause;        /* is_dead: the first failure */
     mm_engine_stats stats; /* as of the last commit */
-    mm_step_times times;   /* the same */
+    mm_step_times times;
 } mm_queue;
 
 struct mm_waiter {

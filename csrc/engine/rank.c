@@ -54,7 +54,7 @@ struct mm_ranks {
     bool is_stopping, is_cancelled;
     int32_t n_idle; /* ranks that serve no more */
     uint8_t comm_id[128];
-    bool has_comm_id;
+    bool has_comm_id, has_ring;
 };
 
 /* ---------------------------------------------------------------- opening */
@@ -98,6 +98,32 @@ static mm_status open_comm(mm_rank *k)
     if (!is_ready)
         return MM_FAIL(MM_E_CANCELLED, "another rank failed to open");
     return k->backend->comm_open(k->backend, &k->comm, id, k->index, r->n_rank);
+}
+
+/* The coordinator builds batches in one ring; captured steps of every rank look there. */
+static mm_status open_ring(mm_rank *k)
+{
+    mm_ranks *r = k->all;
+    mm_ring *ring = &k->buf.ring;
+    mm_status made = MM_OK;
+    for (int32_t i = 0; i < ring->n && k->index == 0 && made == MM_OK; i++)
+        made = k->backend->alloc_host(k->backend, &r->blob[i], (size_t)r->opt.max_blob);
+    pthread_mutex_lock(&r->lock);
+    if (k->index == 0 && made == MM_OK) {
+        r->has_ring = true;
+        pthread_cond_broadcast(&r->work);
+    }
+    while (made == MM_OK && !r->has_ring && !r->is_cancelled)
+        pthread_cond_wait(&r->work, &r->lock);
+    const bool is_ready = r->has_ring;
+    pthread_mutex_unlock(&r->lock);
+    MM_TRY(made);
+    if (!is_ready)
+        return MM_FAIL(MM_E_CANCELLED, "another rank failed to open");
+    ring->n_bytes = r->opt.max_blob;
+    for (int32_t i = 0; i < ring->n; i++)
+        ring->batch[i] = r->blob[i];
+    return MM_OK;
 }
 
 static int32_t run_ahead(const mm_rank *k)
@@ -247,9 +273,8 @@ static mm_status open_rank(mm_rank *k)
         /* a device queues steps and returns; a host computes them, which overlaps with nothing if
          * nothing is planned ahead */
         r->runs_here = r->n_rank == 1 && (!be->props.is_host || r->run_ahead == 0);
-        for (int32_t i = 0; i <= r->run_ahead; i++)
-            MM_TRY(be->alloc_host(be, &r->blob[i], (size_t)r->opt.max_blob));
     }
+    MM_TRY(open_ring(k));
     if (k->n_graph_size > 0) {
         mm_step_context ctx = step_context(k);
         ctx.graphs = NULL;
@@ -518,7 +543,10 @@ static void start_here(mm_ranks *r, const mm_batch *batch)
 {
     mm_rank *k = &r->rank[0];
     mm_step_context ctx = step_context(k);
-    const mm_status st = mm_step_start(&ctx, batch, (int32_t)(r->n_posted++ % k->buf.n_step));
+    const int32_t i = (int32_t)(r->n_posted++ % k->buf.n_step);
+    if (k->has_failed) /* a step that never began has not taken its turn either */
+        return;
+    const mm_status st = mm_step_start(&ctx, batch, i);
     if (st != MM_OK)
         report(k, st);
 }

@@ -4,6 +4,8 @@
 #include "csrc/engine/graph.h"
 #include "csrc/engine/rank.h"
 
+_Static_assert(MM_MAX_IN_FLIGHT <= MM_MAX_RING, "every step in flight has a place in the ring");
+
 typedef struct layout {
     uint8_t *base; /* NULL: only counting */
     int64_t used;
@@ -102,7 +104,9 @@ static void lay_all(layout *l, mm_rank_buffers *b, const mm_op_shape *shape,
     b->logit_bytes = l->used - b->slot_bytes;
     lay_views(l, b, &opt->limits);
     b->result = is_host ? NULL : take(l, result_bytes(&opt->limits), 1);
-    b->host_at = is_host ? NULL : take(l, 1, sizeof *b->host_at);
+    b->ring.n = b->n_step;
+    b->ring.turn = is_host ? NULL : take(l, 1, sizeof *b->ring.turn);
+    b->ring.result_at = is_host ? NULL : take(l, 1, sizeof *b->ring.result_at);
     b->plain = is_host ? NULL : take(l, mm_plain_bytes(opt->limits.max_seqs), 1);
     for (int32_t i = 0; i < b->n_step && !is_host; i++)
         b->step[i].blob = take(l, opt->max_blob, 1);
@@ -113,7 +117,7 @@ static void lay_all(layout *l, mm_rank_buffers *b, const mm_op_shape *shape,
 static void lay_host(layout *l, mm_rank_buffers *b, const mm_scheduler_limits *lim)
 {
     for (int32_t i = 0; i < b->n_step; i++) {
-        b->step[i].host = take(l, result_bytes(lim), 1);
+        b->step[i].host = b->ring.result[i] = take(l, result_bytes(lim), 1);
         b->step[i].n_read = (int64_t *)(void *)b->step[i].host;
         b->step[i].result.n_accepted = take(l, lim->max_seqs, sizeof(int32_t));
     }

@@ -4,7 +4,8 @@
  *
  * Results of a step lie packed in one piece of memory, laid out by how many outputs and entries the
  * step has, so that one download brings them to the host. On a device that piece is the same for
- * every step (captured graphs write to it); the host has one per step in flight. */
+ * every step (captured graphs write to it); the host has one per step in flight. A step in flight
+ * is also a place in the ring in which captured steps look for their batch. */
 #ifndef MM_RANK_BUFFERS_H
 #define MM_RANK_BUFFERS_H
 #include "csrc/engine/scheduler.h"
@@ -27,7 +28,7 @@ typedef struct mm_rank_buffers {
     mm_out_view out;
     float *logits, *work; /* [max_logit_rows, V] */
     uint8_t *result;      /* packed results on a device */
-    void **host_at;       /* device: where the running step's results go on the host */
+    mm_ring ring;         /* device: of `step`; who builds the batches sets batch and n_bytes */
     uint8_t *plain;       /* device: the batch that captured draws look at (graph.c) */
     mm_rank_step step[MM_MAX_IN_FLIGHT];
     int32_t n_step;

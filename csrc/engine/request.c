@@ -3,7 +3,8 @@
  * memory. */
 #include <sys/mman.h>
 
-#include "csrc/engine/request.h"
+#include "csrc/engine/request_deck.h"
+#include "csrc/model/batch.h"
 
 #define MAP_FROM ((size_t)1 << 20)
 
@@ -79,6 +80,7 @@ static void lay_out(mm_request *r, carve *c, const mm_request_params *p)
     r->prompt_id = take(c, n_prompt_entry, sizeof *r->prompt_id);
     r->prompt_logprob = take(c, n_prompt_entry, sizeof *r->prompt_logprob);
     r->prompt_rank = take(c, n_prompt_entry, sizeof *r->prompt_rank);
+    r->error = take(c, 1, sizeof *r->error);
 }
 
 static mm_status block_open(mm_request *r, size_t n_bytes)
@@ -137,6 +139,24 @@ static void fill_prefix(mm_request *r, const mm_request_params *p, const mm_requ
     }
 }
 
+static uint8_t asks_of(const mm_request *r)
+{
+    const mm_request_params *p = &r->p;
+    return (uint8_t)((p->trace != NULL ? MM_ASKS_TRACE : 0) | (p->want_mask ? MM_ASKS_MASKS : 0) |
+                     (p->n_forced > 0 || p->think_budget >= 0 ? MM_ASKS_FORCED : 0) |
+                     (p->think_start != MM_THINK_OFF ? MM_ASKS_THINKING : 0) |
+                     (p->n_stop > 0 ? MM_ASKS_STRINGS : 0) |
+                     (p->n_stop_token > 0 || p->rep_min_count > 0 ? MM_ASKS_ENDS : 0) |
+                     (r->width > 0 || p->want_sampling_logprob ? MM_ASKS_ENTRIES : 0));
+}
+
+static uint8_t draw_of(const mm_request_params *p)
+{
+    if (p->temperature < 1e-5f)
+        return MM_DRAW_GREEDY;
+    return p->top_k <= 0 && p->top_p >= 1.0f ? MM_DRAW_UNFILTERED : MM_DRAW_ANY;
+}
+
 static void fill_output(mm_request *r)
 {
     r->out = (mm_output){
@@ -168,7 +188,7 @@ mm_status mm_request_open(mm_request **out, const mm_request_params *p,
     *out = NULL;
     MM_TRY(mm_request_check(p, lim));
     mm_status st = MM_OK;
-    mm_request *r = calloc(1, sizeof *r);
+    mm_request *r = mm_request_take();
     if (r == NULL)
         return MM_FAIL(MM_E_NOMEM, "no host memory for a request");
     r->p = *p;
@@ -184,6 +204,11 @@ mm_status mm_request_open(mm_request **out, const mm_request_params *p,
     r->n_score = p->n_prompt_logprob < 0 ? 0 : p->n_prompt - p->prompt_logprob_start;
     r->n_ban = p->min_tokens > 0 ? (p->ignore_eos ? 0 : lim->n_eos) + p->n_stop_token : 0;
     r->n_prompt_key = p->n_prompt / MM_PAGE;
+    r->eos_from =
+        p->ignore_eos ? INT32_MAX : (int32_t)mm_min_i64(p->min_tokens + (int64_t)1, INT32_MAX);
+    r->news_at = p->notify_tokens > 0 ? p->notify_tokens : INT32_MAX;
+    r->draw = draw_of(p);
+    r->asks = asks_of(r);
     r->slot = r->heap_index = r->run_index = r->i_mask = r->i_mask_in = -1;
 
     carve size = {0};
@@ -224,5 +249,5 @@ void mm_request_close(mm_request *r)
         munmap(r->block, r->block_bytes);
     else
         free(r->block);
-    free(r);
+    mm_request_give(r);
 }

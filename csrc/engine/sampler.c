@@ -11,7 +11,7 @@ static bool keeps_counts(const mm_request_params *p)
 
 static int32_t history_length(const mm_request *r)
 {
-    const int32_t n = r->out.n_token;
+    const int32_t n = r->n_token;
     return keeps_counts(&r->p) || n < MM_MAX_BAD_LEN ? n : MM_MAX_BAD_LEN;
 }
 
@@ -46,7 +46,7 @@ void mm_sampler_fill_slot(const mm_request *r, mm_batch_slot *out, mm_blob *blob
                   n_seen = p->repetition_penalty != 1.0f ? r->n_prompt : 0;
     *out = (mm_batch_slot){
         .slot = r->slot,
-        .n_emitted = r->out.n_token,
+        .n_emitted = r->n_token,
         .seed = p->seed,
         .temperature = p->temperature,
         .top_p = p->top_p,
@@ -72,29 +72,18 @@ void mm_sampler_fill_slot(const mm_request *r, mm_batch_slot *out, mm_blob *blob
                     ? mm_blob_put(blob, r->allowed, r->mask_words * (int64_t)sizeof(uint32_t))
                     : -1,
         .prompt = put_ids(blob, r->token, n_seen),
-        .history = put_ids(blob, r->token + r->n_prompt + (r->out.n_token - n_history), n_history),
+        .history = put_ids(blob, r->token + r->n_prompt + (r->n_token - n_history), n_history),
         .keeps_counts = keeps_counts(p),
     };
 }
 
-int32_t mm_sampler_draw(const mm_request *r)
-{
-    const mm_request_params *p = &r->p;
-    if (p->temperature < 1e-5f)
-        return MM_DRAW_GREEDY;
-    return p->top_k <= 0 && p->top_p >= 1.0f ? MM_DRAW_UNFILTERED : MM_DRAW_ANY;
-}
-
-void mm_sampler_fill_draw(const mm_request *r, int32_t forced, mm_batch_out *out)
+void mm_sampler_fill_entries(const mm_request *r, mm_batch_out *out)
 {
     const mm_request_params *p = &r->p;
     const bool has_entries = p->n_logprob >= 0;
-    out->kind = MM_OUT_SAMPLE;
-    out->token = forced;
     out->mode = (int32_t)p->logprob_mode;
     out->n_top = p->n_logprob;
     out->n_list = has_entries ? p->n_logprob_token : 0;
-    out->list = -1;
     out->want_sampling = p->want_sampling_logprob != 0;
     out->needs_work =
         out->want_sampling || (has_entries && (p->logprob_mode == MM_LOGPROB_PROCESSED ||

@@ -8,8 +8,6 @@ int64_t mm_sampler_slot_bytes(const mm_request *r);
 /* Everything the ranks must know when r's slot begins: settings, lists, and the state that its own
  * tokens decide. */
 void mm_sampler_fill_slot(const mm_request *r, mm_batch_slot *out, mm_blob *blob);
-/* enum mm_draw of r's rows. */
-int32_t mm_sampler_draw(const mm_request *r);
-/* The row that draws r's next token. */
-void mm_sampler_fill_draw(const mm_request *r, int32_t forced, mm_batch_out *out);
+/* What is to be told of the token that this row draws. */
+void mm_sampler_fill_entries(const mm_request *r, mm_batch_out *out);
 #endif

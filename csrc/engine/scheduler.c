@@ -48,6 +48,12 @@ void mm_scheduler_close(mm_scheduler *s)
 
 void mm_scheduler_touch(mm_scheduler *s, mm_request *r, bool has_news)
 {
+    r->is_stale = true;
+    mm_scheduler_advance(s, r, has_news);
+}
+
+void mm_scheduler_advance(mm_scheduler *s, mm_request *r, bool has_news)
+{
     r->has_news = r->has_news || has_news;
     if (r->is_dirty)
         return;
@@ -154,6 +160,7 @@ void mm_scheduler_run(mm_scheduler *s, mm_request *r)
     r->begins = true;
     r->run_index = s->n_running;
     s->running[s->n_running++] = r;
+    s->n_trace += mm_request_trace(r) != NULL;
 }
 
 static void leave_running(mm_scheduler *s, mm_request *r)
@@ -163,6 +170,7 @@ static void leave_running(mm_scheduler *s, mm_request *r)
         s->running[i]->run_index = i;
     }
     s->n_running--;
+    s->n_trace -= mm_request_trace(r) != NULL;
     r->run_index = -1;
 }
 
@@ -316,10 +324,10 @@ static void group_leave(mm_scheduler *s, mm_request *r)
 
 void mm_scheduler_fail(mm_scheduler *s, mm_request *r, const mm_error *why)
 {
-    r->error = *why;
+    *r->error = *why;
     r->out.error = why->status;
-    r->out.error_message = r->error.text;
-    r->out.error_param = r->error.param;
+    r->out.error_message = r->error->text;
+    r->out.error_param = r->error->param;
     r->out.error_index = why->index;
     mm_scheduler_end(s, r, MM_FINISH_ERROR, MM_STOP_NONE, -1);
 }
@@ -372,7 +380,7 @@ void mm_scheduler_abort(mm_scheduler *s, mm_request *r)
 
 void mm_scheduler_set_mask(mm_scheduler *s, mm_request *r, int32_t i_token, const uint32_t *word)
 {
-    if (r->state == MM_REQUEST_DONE || i_token != r->out.n_token)
+    if (r->state == MM_REQUEST_DONE || i_token != r->n_token)
         return;
     for (int32_t i = 0; i < r->mask_words; i++)
         r->mask[i] = word[i] & (r->allowed != NULL ? r->allowed[i] : UINT32_MAX);

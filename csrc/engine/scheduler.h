@@ -14,7 +14,6 @@
 #define MM_SCHEDULER_H
 #include "csrc/engine/kv_pool.h"
 #include "csrc/engine/request.h"
-#include "csrc/engine/step_times.h"
 #include "csrc/model/batch.h"
 
 #define MM_MAX_IN_FLIGHT 2
@@ -62,28 +61,29 @@ struct mm_group {
 
 #define MM_GROUP_BUCKETS 1024
 
+/* What a step touches comes first, in few lines of memory. */
 typedef struct mm_scheduler {
     mm_scheduler_limits lim;
     const mm_request_limits *req;
-    mm_kv_pool pool;
-    mm_request **heap; /* waiting, most urgent first */
-    int64_t n_heap, cap_heap;
-    int64_t n_blocked;
-    mm_request **running; /* [max_seqs] in order of admission */
-    mm_request **order;   /* [max_seqs] scratch of plan */
-    int32_t n_running;
-    int32_t n_leaving;  /* ended or preempted, still held by a batch in flight */
-    int32_t *free_slot; /* [max_seqs] stack */
-    int32_t n_free_slot;
-    int32_t step_rows; /* rows of the next step, <= lim.max_rows */
-    int32_t turn;      /* running request the last plan left out, the next begins there; -1: none */
     mm_plan plan[MM_MAX_IN_FLIGHT];
     int32_t n_in_flight, i_oldest;
     uint64_t step;
-    mm_group *group[MM_GROUP_BUCKETS];
+    mm_request **running; /* [max_seqs] in order of admission */
+    mm_request **order;   /* [max_seqs] scratch of plan */
+    int32_t n_running;
+    int32_t n_trace;   /* of them: traces */
+    int32_t n_leaving; /* ended or preempted, still held by a batch in flight */
+    int32_t n_free_slot;
+    int32_t *free_slot; /* [max_seqs] stack */
+    int32_t step_rows;  /* rows of the next step, <= lim.max_rows */
+    int32_t turn;      /* running request the last plan left out, the next begins there; -1: none */
+    mm_request **heap; /* waiting, most urgent first */
+    int64_t n_heap, cap_heap;
+    int64_t n_blocked;
     mm_request *dirty_first, *dirty_last; /* to be published */
     mm_engine_stats stats;                /* its part of the statistics */
-    mm_step_times times;
+    mm_kv_pool pool;
+    mm_group *group[MM_GROUP_BUCKETS];
 } mm_scheduler;
 
 mm_status mm_scheduler_open(mm_scheduler *s, const mm_scheduler_limits *lim,
@@ -114,7 +114,10 @@ static inline bool mm_scheduler_is_retired(const mm_request *r)
 mm_status mm_scheduler_check(const mm_scheduler *s);
 
 /* Between the scheduler's files. */
+/* `out` of r changed. */
 void mm_scheduler_touch(mm_scheduler *s, mm_request *r, bool has_news);
+/* r has more tokens; whoever changed its `out` as well has set is_stale. */
+void mm_scheduler_advance(mm_scheduler *s, mm_request *r, bool has_news);
 void mm_scheduler_end(mm_scheduler *s, mm_request *r, mm_finish finish, mm_stop stop,
                       int32_t stop_index);
 void mm_scheduler_fail(mm_scheduler *s, mm_request *r, const mm_error *why);

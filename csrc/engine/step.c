@@ -1,15 +1,11 @@
 /* step.c: see step.h. On host backends ops run as they are called and results need no copy. On a
- * device nothing here waits: results come down in one piece, and an event says when. A plain decode
- * step's few KB of batch stay where they were built, in pinned memory, and `begin` takes them from
- * there: a copy, an event and a wait cost the host more. Any other batch goes up on a stream of its
- * own while the step before runs. */
+ * device nothing here waits: results come down in one piece, and an event says when. A captured
+ * step finds its batch where it was built, in pinned memory, and is one call; whatever else reads a
+ * batch reads a copy, which goes up on a stream of its own while the step before runs. */
 #include "csrc/engine/step.h"
 #include "csrc/engine/graph.h"
 #include "csrc/model/forward.h"
 #include "csrc/model/profile.h"
-
-/* Bytes of a batch that `begin` takes from the host: a decode step of 256 sequences has 20 KB. */
-enum { SMALL_BATCH = 32 << 10 };
 
 /* What a group of output rows needs, from the host's copy of the plan. */
 typedef struct group_needs {
@@ -104,37 +100,56 @@ static mm_status run_outputs(mm_step_context *k, const mm_batch *b, mm_step_resu
     return MM_OK;
 }
 
-/* The batch of a captured step with draws is read by `begin` alone, and in a plain one it has
- * little to read. */
-static bool stays_on_host(const mm_backend *be, const mm_batch *b, const mm_step_graph *g)
+static bool has_changes(const mm_batch *b)
 {
-    return be->props.is_host || (be->props.reads_host && g != NULL && g->draws && b->n_slot == 0 &&
-                                 b->n_mask == 0 && b->n_bytes <= SMALL_BATCH);
+    return b->n_slot > 0 || b->n_mask > 0;
 }
 
-mm_status mm_step_begin(mm_step_context *k, const mm_batch *batch, int32_t i,
-                        const mm_step_graph *g)
+/* *blob: the batch in backend memory. */
+static mm_status send(mm_step_context *k, const mm_batch *batch, int32_t i, const void **blob)
 {
     mm_backend *be = k->backend;
     mm_rank_step *s = &k->buf->step[i];
+    *blob = batch;
+    if (be->props.is_host)
+        return MM_OK;
+    /* last read by the step before last, which the coordinator has collected */
+    MM_TRY(be->upload(be, k->copies, s->blob, batch, (size_t)batch->n_bytes));
+    MM_TRY(be->event_record(be, s->sent, k->copies));
+    MM_TRY(be->stream_wait(be, k->model->ctx.stream, s->sent));
+    *blob = s->blob;
+    return MM_OK;
+}
+
+/* All that comes before the rows run: of a captured step, what its graph has not. */
+static mm_status prepare(mm_step_context *k, const mm_batch *batch, int32_t i,
+                         const mm_step_graph *g)
+{
+    mm_rank_buffers *buf = k->buf;
     const void *blob = batch;
-    /* either was last read by the step before last, which the coordinator has collected */
-    if (!stays_on_host(be, batch, g)) {
-        MM_TRY(be->upload(be, k->copies, s->blob, batch, (size_t)batch->n_bytes));
-        MM_TRY(be->event_record(be, s->sent, k->copies));
-        MM_TRY(be->stream_wait(be, k->model->ctx.stream, s->sent));
-        blob = s->blob;
+    if (g == NULL || !g->draws || has_changes(batch))
+        MM_TRY(send(k, batch, i, &blob));
+    if (has_changes(batch)) {
+        const mm_begin_args a = {.plan = batch, .blob = blob, .slots = &buf->slots};
+        MM_TRY(k->model->ops->begin(&k->model->ctx, &a));
     }
-    const mm_begin_args begin = {.plan = batch,
-                                 .blob = blob,
-                                 .slots = &k->buf->slots,
-                                 .seq = &k->buf->seq,
-                                 .out = &k->buf->out,
-                                 .pad_seqs = g != NULL ? g->n_seq : 0,
-                                 .n_read = k->model->buf.n_read,
-                                 .host = s->host,
-                                 .host_at = k->buf->host_at};
-    return k->model->ops->begin(&k->model->ctx, &begin);
+    buf->out.n_out = batch->n_out;
+    buf->out.blob = blob;
+    if (g != NULL) /* it counts places in the ring by itself */
+        return MM_OK;
+    buf->seq.n_seq = batch->n_seq;
+    buf->seq.n_row = batch->n_row;
+    buf->seq.max_pos = batch->max_pos;
+    buf->seq.is_decode = batch->is_decode != 0;
+    const mm_expand_args a = {.plan = batch,
+                              .blob = blob,
+                              .ring = k->backend->props.is_host ? NULL : &buf->ring,
+                              .i_ring = i,
+                              .slots = &buf->slots,
+                              .seq = &buf->seq,
+                              .out = &buf->out,
+                              .n_read = k->model->buf.n_read};
+    return k->model->ops->expand(&k->model->ctx, &a);
 }
 
 mm_status mm_step_forward(mm_step_context *k, const mm_seq_view *seq, const mm_batch *batch)
@@ -181,7 +196,8 @@ mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
     mm_step_result r = {0};
     const int64_t n_bytes = mm_rank_result_lay(&r, base, n_out, batch->n_entry, chosen);
     k->model->buf.n_read = (int64_t *)(void *)base;
-    MM_TRY(mm_step_begin(k, batch, i, g));
+    MM_ASSERT(batch == k->buf->ring.batch[i]);
+    MM_TRY(prepare(k, batch, i, g));
     lap(k, i, MM_PROFILE_BEGIN, &t);
     if (g != NULL)
         MM_TRY(be->graph_launch(be, g->graph, k->model->ctx.stream));

@@ -4,7 +4,7 @@
  *
  * A batch carries *changes*: each sequence in it has a persistent slot on the rank (page table,
  * sampling state: mm_slots), and the batch lists what is new: slots that begin (mm_batch_slot),
- * pages added (mm_batch_page), masks. Order of effect: slots, pages, masks, then the rows run.
+ * pages added (mm_batch_page), masks. Order of effect: slots, masks, pages, then the rows run.
  *
  * Every offset is in bytes from the blob's start and a multiple of 16. n_out may exceed the logit
  * rows of a step: ranks take output rows in groups. n_entry <= mm_engine_info.max_entries: the

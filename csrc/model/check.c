@@ -1,40 +1,22 @@
-/* check.c: ref beside every op. The model's ops are reached through m->ops; here that table is
- * replaced by one whose functions copy the op's inputs to host memory, run ref on them, then the
- * real op, copy its results and compare. Inputs are always the real ones, so one difference does
- * not drag later ones along. Weights are read where the host has them in checkpoint order. */
-#include <math.h>
+/* check.c: ref beside every op (start of a step: check_expand.c, its end: check_sample.c). The
+ * model's ops are reached through m->ops; here that table is replaced by one whose functions copy
+ * the op's inputs to host memory, run ref on them, then the real op, copy its results and compare.
+ * Inputs are always the real ones, so one difference does not drag later ones along. Weights are
+ * read where the host has them in checkpoint order. */
 #include <stddef.h>
 #include <stdio.h>
 
 #include "csrc/base/env.h"
-#include "csrc/base/half.h"
 #include "csrc/base/log.h"
-#include "csrc/model/check.h"
-
-struct mm_check_state {
-    mm_ops ops; /* the table that m->ops points to */
-    const mm_ops *real;
-    mm_backend *ref;
-    mm_op_context ctx; /* ref's stream, the model's shape, a host copy of rope */
-    mm_seq_view seq;   /* host copies: the step's rows */
-    mm_slots slots;    /* page table and tokens only */
-    mm_buffers want;   /* what ref makes, and updates in place */
-    mm_buffers have;   /* copies of the real op's inputs, then of its results */
-    mm_layer_cache want_cache, have_cache; /* one layer's worth */
-    float *want_logits, *have_logits;
-    int32_t *row;    /* [max_logit_rows] */
-    void *block[64]; /* all of the above memory */
-    int n_block;
-    int64_t n_bad;
-};
+#include "csrc/model/check_compare.h"
 
 /* The context of every op of a model is the one inside it. */
-static mm_model *model_of(const mm_op_context *c)
+mm_model *mm_check_model(const mm_op_context *c)
 {
     return (mm_model *)((uintptr_t)c - offsetof(mm_model, ctx));
 }
 
-static mm_status alloc(struct mm_check_state *k, void **out, int64_t n_bytes)
+mm_status mm_check_alloc(struct mm_check_state *k, void **out, int64_t n_bytes)
 {
     MM_ASSERT(k->n_block < (int)MM_ARRAY_LEN(k->block));
     MM_TRY(k->ref->alloc(k->ref, out, (size_t)mm_max_i64(n_bytes, 1)));
@@ -42,115 +24,9 @@ static mm_status alloc(struct mm_check_state *k, void **out, int64_t n_bytes)
     return MM_OK;
 }
 
-/* ---------------------------------------------------------------- comparing */
-
-static void report(mm_model *m, const char *what, int32_t layer, int64_t at, double got,
-                   double want)
-{
-    if (m->check->n_bad++ == 0)
-        mm_log(MM_LOG_ERROR,
-               "check: %s of layer %d differs from ref, element %lld is %.9g, expected %.9g "
-               "(first difference; later ones are not reported)",
-               what, layer, (long long)at, got, want);
-}
-
-static float value_at(const void *p, mm_dtype dtype, int64_t i)
-{
-    return dtype == MM_DTYPE_F32 ? ((const float *)p)[i]
-                                 : mm_f32_from_bf16(((const uint16_t *)p)[i]);
-}
-
-/* Same NaNs; then the squared error against the squared norm, and the worst element against the
- * largest: what a different order of f32 sums, or one rounding border, can explain. */
-static void compare(mm_model *m, const char *what, int32_t layer, const void *got, const void *want,
-                    mm_dtype dtype, int64_t n)
-{
-    double error = 0.0, norm = 0.0, top = 0.0, worst = 0.0;
-    int64_t at = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const double a = (double)value_at(got, dtype, i), b = (double)value_at(want, dtype, i);
-        if (isnan(a) != isnan(b)) {
-            report(m, what, layer, i, a, b);
-            return;
-        }
-        if (isnan(a) || a == b) /* equal infinities too */
-            continue;
-        if (fabs(a - b) > worst) {
-            worst = fabs(a - b);
-            at = i;
-        }
-        error += (a - b) * (a - b);
-    }
-    for (int64_t i = 0; i < n; i++) {
-        const double b = (double)value_at(want, dtype, i);
-        if (isfinite(b)) {
-            norm += b * b;
-            top = fmax(top, fabs(b));
-        }
-    }
-    const bool is_f32 = dtype == MM_DTYPE_F32 && m->shape.act == MM_DTYPE_F32;
-    if (error > (is_f32 ? 1e-10 : 1e-4) * norm || worst > (is_f32 ? 1e-4 : 0x1p-6) * top)
-        report(m, what, layer, at, (double)value_at(got, dtype, at),
-               (double)value_at(want, dtype, at));
-}
-
-static void compare_ids(mm_model *m, const char *what, int32_t layer, const int32_t *got,
-                        const int32_t *want, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (got[i] != want[i]) {
-            report(m, what, layer, i, got[i], want[i]);
-            return;
-        }
-}
-
-static float cached(const mm_plane *p, int64_t row, int32_t j)
-{
-    const uint8_t *data = p->data + row * mm_cache_row_bytes(p->format, p->dim);
-    switch (p->format) {
-    case MM_CACHE_F32:
-        return ((const float *)(const void *)data)[j];
-    case MM_CACHE_BF16:
-        return mm_f32_from_bf16(((const uint16_t *)(const void *)data)[j]);
-    case MM_CACHE_FP8:
-        return mm_f32_from_e4m3(data[j]);
-    case MM_CACHE_NVFP4:
-        break;
-    }
-    const uint8_t scale = p->scale[row * mm_cache_row_scale_bytes(p->format, p->dim) + j / 16];
-    return mm_f32_from_e2m1(mm_e2m1_at(data, j)) * mm_f32_from_e4m3(scale);
-}
-
-/* Rows that this step stored. A value next to a border may take either code: one step of the
- * format. */
-static void compare_plane(mm_model *m, const char *what, int32_t layer, const mm_plane *got,
-                          const mm_plane *want)
-{
-    const mm_seq_view *seq = &m->check->seq;
-    const double step = got->format == MM_CACHE_F32    ? 1e-4
-                        : got->format == MM_CACHE_BF16 ? 0x1p-6
-                        : got->format == MM_CACHE_FP8  ? 0x1p-2
-                                                       : 0.5;
-    for (int32_t t = 0; t < seq->n_row; t++) {
-        const int32_t slot = seq->slot[seq->row_seq[t]], pos = seq->pos[t];
-        const int32_t *pages = seq->slots->page_table + (int64_t)slot * seq->slots->page_stride;
-        for (int32_t h = 0; h < got->n_head; h++) {
-            const int64_t row =
-                ((int64_t)pages[pos / MM_PAGE] * got->n_head + h) * MM_PAGE + pos % MM_PAGE;
-            for (int32_t j = 0; j < got->dim; j++) {
-                const double a = (double)cached(got, row, j), b = (double)cached(want, row, j);
-                if (isnan(a) == isnan(b) && !(fabs(a - b) > step * fmax(fabs(b), 0.25)))
-                    continue;
-                report(m, what, layer, ((int64_t)t * got->n_head + h) * got->dim + j, a, b);
-                return;
-            }
-        }
-    }
-}
-
 /* ---------------------------------------------------------------- copies to the host */
 
-static mm_status pull(mm_model *m, void *dst, const void *src, int64_t n_bytes)
+mm_status mm_check_pull(mm_model *m, void *dst, const void *src, int64_t n_bytes)
 {
     for (int64_t i = 0; i < n_bytes; i += (int64_t)MM_MODEL_STAGE) {
         const size_t n = (size_t)mm_min_i64((int64_t)MM_MODEL_STAGE, n_bytes - i);
@@ -164,7 +40,7 @@ static mm_status pull(mm_model *m, void *dst, const void *src, int64_t n_bytes)
 
 static mm_status pull_ints(mm_model *m, const int32_t *dst, const int32_t *src, int64_t n)
 {
-    return pull(m, (void *)(uintptr_t)dst, src, n * (int64_t)sizeof *src);
+    return mm_check_pull(m, (void *)(uintptr_t)dst, src, n * (int64_t)sizeof *src);
 }
 
 static int64_t stream_bytes(const mm_model *m)
@@ -218,8 +94,9 @@ static mm_status pull_page(mm_model *m, const mm_plane *to, const mm_plane *from
                   scale = n_row * mm_cache_row_scale_bytes(from->format, from->dim);
     if (from->data == NULL)
         return MM_OK;
-    MM_TRY(pull(m, to->data + page * data, from->data + page * data, data));
-    return scale > 0 ? pull(m, to->scale + page * scale, from->scale + page * scale, scale) : MM_OK;
+    MM_TRY(mm_check_pull(m, to->data + page * data, from->data + page * data, data));
+    return scale > 0 ? mm_check_pull(m, to->scale + page * scale, from->scale + page * scale, scale)
+                     : MM_OK;
 }
 
 /* Pages that the step's sequences see; `whole` false: only those its rows lie in. */
@@ -276,17 +153,17 @@ static mm_status compare_stream(mm_model *m, const char *what_x, const char *wha
                                 const void *x, const void *h)
 {
     struct mm_check_state *k = m->check;
-    const int64_t n = (int64_t)k->seq.n_row * m->config.d_model;
-    MM_TRY(pull(m, k->have.x, x, stream_bytes(m)));
-    MM_TRY(pull(m, k->have.h, h, stream_bytes(m)));
-    compare(m, what_x, layer, k->have.x, k->want.x, m->shape.act, n);
-    compare(m, what_h, layer, k->have.h, k->want.h, m->shape.act, n);
+    const int64_t n = k->seq.n_row, d = m->config.d_model;
+    MM_TRY(mm_check_pull(m, k->have.x, x, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.h, h, stream_bytes(m)));
+    mm_check_values(m, what_x, layer, k->have.x, k->want.x, m->shape.act, mm_check_act(m), n, d);
+    mm_check_values(m, what_h, layer, k->have.h, k->want.h, m->shape.act, mm_check_act(m), n, d);
     return MM_OK;
 }
 
 static mm_status check_embed(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     mm_embed_args b = *a;
     MM_TRY(pull_step(m, seq));
@@ -302,13 +179,13 @@ static mm_status check_embed(const mm_op_context *c, const mm_seq_view *seq, con
 static mm_status check_attn_in(const mm_op_context *c, const mm_seq_view *seq,
                                const mm_attn_in_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     const mm_op_shape *s = &m->shape;
     const int32_t layer = layer_of(m, a->w);
     const mm_layer_cache want = cache_like(&k->want_cache, a->cache);
     mm_attn_in_args b = *a;
-    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.h, a->h, stream_bytes(m)));
     b.w = &host_layer(m, layer)->attn;
     b.h = k->have.h;
     b.cache = &want;
@@ -316,37 +193,37 @@ static mm_status check_attn_in(const mm_op_context *c, const mm_seq_view *seq,
     b.iq = a->iq != NULL ? k->want.iq : NULL;
     MM_TRY(k->ref->ops->attn_in(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->attn_in(c, seq, a));
-    MM_TRY(pull(m, k->have.q, a->q, head_bytes(m)));
-    compare(m, "attn_in q", layer, k->have.q, b.q, s->act,
-            (int64_t)seq->n_row * s->n_head * s->head_dim);
+    MM_TRY(mm_check_pull(m, k->have.q, a->q, head_bytes(m)));
+    mm_check_values(m, "attn_in q", layer, k->have.q, b.q, s->act, mm_check_act(m), seq->n_row,
+                    (int64_t)s->n_head * s->head_dim);
     if (a->iq != NULL) {
-        MM_TRY(pull(m, k->have.iq, a->iq, index_bytes(m)));
-        compare(m, "attn_in iq", layer, k->have.iq, b.iq, s->act,
-                (int64_t)seq->n_row * s->n_index_head * s->index_dim);
+        MM_TRY(mm_check_pull(m, k->have.iq, a->iq, index_bytes(m)));
+        mm_check_values(m, "attn_in iq", layer, k->have.iq, b.iq, s->act, mm_check_act(m),
+                        seq->n_row, (int64_t)s->n_index_head * s->index_dim);
     }
     MM_TRY(pull_cache(m, a->cache, false));
-    compare_plane(m, "attn_in k", layer, &k->have_cache.k, &want.k);
-    compare_plane(m, "attn_in v", layer, &k->have_cache.v, &want.v);
+    mm_check_plane(m, "attn_in k", layer, &k->have_cache.k, &want.k, s->n_rotary);
+    mm_check_plane(m, "attn_in v", layer, &k->have_cache.v, &want.v, 0);
     if (a->cache->ik.data != NULL)
-        compare_plane(m, "attn_in ik", layer, &k->have_cache.ik, &want.ik);
+        mm_check_plane(m, "attn_in ik", layer, &k->have_cache.ik, &want.ik, s->n_rotary);
     return MM_OK;
 }
 
 static mm_status check_attn_sparse(const mm_op_context *c, const mm_seq_view *seq,
                                    const mm_attn_sparse_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     const mm_op_shape *s = &m->shape;
     const int32_t layer = (int32_t)(a->cache - m->cache);
     const int64_t n_id = (int64_t)s->n_index_head * seq->n_row * s->n_top_block;
     mm_attn_sparse_args real = *a, b = *a;
     real.blocks = m->buf.blocks; /* choices are compared even when no trace asks for them */
-    MM_TRY(pull(m, k->have.q, a->q, head_bytes(m)));
-    MM_TRY(pull(m, k->have.iq, a->iq, index_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.q, a->q, head_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.iq, a->iq, index_bytes(m)));
     MM_TRY(pull_cache(m, a->cache, true));
     if (a->force)
-        MM_TRY(pull(m, k->want.blocks, a->blocks, n_id * (int64_t)sizeof(int16_t)));
+        MM_TRY(mm_check_pull(m, k->want.blocks, a->blocks, n_id * (int64_t)sizeof(int16_t)));
     b.cache = &k->have_cache;
     b.q = k->have.q;
     b.iq = k->have.iq;
@@ -355,50 +232,53 @@ static mm_status check_attn_sparse(const mm_op_context *c, const mm_seq_view *se
     b.o = k->want.o;
     MM_TRY(k->ref->ops->attn_sparse(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->attn_sparse(c, seq, &real));
-    MM_TRY(pull(m, k->have.blocks, real.blocks, n_id * (int64_t)sizeof(int16_t)));
-    for (int64_t i = 0; i < n_id; i++)
-        if (k->have.blocks[i] != b.blocks[i]) {
-            report(m, "attn_sparse blocks", layer, i, k->have.blocks[i], b.blocks[i]);
-            return MM_OK; /* other blocks, other output */
-        }
-    MM_TRY(pull(m, k->have.o, a->o, head_bytes(m)));
-    compare(m, "attn_sparse o", layer, k->have.o, b.o, s->act,
-            (int64_t)seq->n_row * s->n_head * s->head_dim);
+    MM_TRY(mm_check_pull(m, k->have.blocks, real.blocks, n_id * (int64_t)sizeof(int16_t)));
+    const mm_check_choice choice = mm_check_blocks(m, layer);
+    if (choice == MM_CHECK_WRONG)
+        return MM_OK; /* other blocks, other output */
+    if (choice == MM_CHECK_TIES) {
+        b.force = true;
+        b.blocks = k->have.blocks;
+        MM_TRY(k->ref->ops->attn_sparse(&k->ctx, &k->seq, &b));
+    }
+    MM_TRY(mm_check_pull(m, k->have.o, a->o, head_bytes(m)));
+    mm_check_values(m, "attn_sparse o", layer, k->have.o, b.o, s->act, mm_check_act(m), seq->n_row,
+                    (int64_t)s->n_head * s->head_dim);
     return MM_OK;
 }
 
 static mm_status check_attn_dense(const mm_op_context *c, const mm_seq_view *seq,
                                   const mm_attn_dense_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     const mm_op_shape *s = &m->shape;
     const mm_layer_cache have = cache_like(&k->have_cache, a->cache);
     mm_attn_dense_args b = *a;
-    MM_TRY(pull(m, k->have.q, a->q, head_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.q, a->q, head_bytes(m)));
     MM_TRY(pull_cache(m, a->cache, true));
     b.cache = &have;
     b.q = k->have.q;
     b.o = k->want.o;
     MM_TRY(k->ref->ops->attn_dense(&k->ctx, &k->seq, &b));
     MM_TRY(k->real->attn_dense(c, seq, a));
-    MM_TRY(pull(m, k->have.o, a->o, head_bytes(m)));
-    compare(m, "attn_dense o", (int32_t)(a->cache - m->cache), k->have.o, b.o, s->act,
-            (int64_t)seq->n_row * s->n_head * s->head_dim);
+    MM_TRY(mm_check_pull(m, k->have.o, a->o, head_bytes(m)));
+    mm_check_values(m, "attn_dense o", (int32_t)(a->cache - m->cache), k->have.o, b.o, s->act,
+                    mm_check_act(m), seq->n_row, (int64_t)s->n_head * s->head_dim);
     return MM_OK;
 }
 
 static mm_status check_attn_out(const mm_op_context *c, const mm_seq_view *seq,
                                 const mm_attn_out_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     const int32_t layer = layer_of(m, a->wo);
     const mm_layer *host = host_layer(m, layer);
     const int64_t n_id = (int64_t)seq->n_row * m->shape.n_expert_used;
     mm_attn_out_args b = *a;
-    MM_TRY(pull(m, k->want.x, a->x, stream_bytes(m)));
-    MM_TRY(pull(m, k->have.o, a->o, head_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->want.x, a->x, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.o, a->o, head_bytes(m)));
     b.wo = &host->attn.o;
     b.o = k->have.o;
     b.x = k->want.x;
@@ -418,22 +298,20 @@ static mm_status check_attn_out(const mm_op_context *c, const mm_seq_view *seq,
     if (a->gate == NULL)
         return MM_OK;
     MM_TRY(pull_ints(m, k->have.experts, a->experts, n_id));
-    MM_TRY(pull(m, k->have.expert_weights, a->weights, n_id * (int64_t)sizeof(float)));
-    compare_ids(m, "attn_out experts", layer, k->have.experts, b.experts, n_id);
-    compare(m, "attn_out expert weights", layer, k->have.expert_weights, b.weights, MM_DTYPE_F32,
-            n_id);
+    MM_TRY(mm_check_pull(m, k->have.expert_weights, a->weights, n_id * (int64_t)sizeof(float)));
+    mm_check_experts(m, host, layer);
     return MM_OK;
 }
 
 static mm_status check_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_mlp_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     const int32_t layer = layer_of(m, a->gate);
     const mm_layer *host = host_layer(m, layer);
     mm_mlp_args b = *a;
-    MM_TRY(pull(m, k->want.x, a->x, stream_bytes(m)));
-    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->want.x, a->x, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.h, a->h, stream_bytes(m)));
     b.gate = &host->mlp_gate;
     b.up = &host->mlp_up;
     b.down = &host->mlp_down;
@@ -449,18 +327,18 @@ static mm_status check_mlp(const mm_op_context *c, const mm_seq_view *seq, const
 
 static mm_status check_moe(const mm_op_context *c, const mm_seq_view *seq, const mm_moe_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     const int32_t layer = layer_of(m, a->w);
     const int64_t n_id = (int64_t)seq->n_row * m->shape.n_expert_used;
     const int64_t acc_bytes = (int64_t)seq->n_row * m->config.d_model * (int64_t)sizeof(float);
     mm_moe_args b = *a;
-    MM_TRY(pull(m, k->want.x, a->x, stream_bytes(m)));
-    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->want.x, a->x, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.h, a->h, stream_bytes(m)));
     MM_TRY(pull_ints(m, k->have.experts, a->experts, n_id));
-    MM_TRY(pull(m, k->have.expert_weights, a->weights, n_id * (int64_t)sizeof(float)));
+    MM_TRY(mm_check_pull(m, k->have.expert_weights, a->weights, n_id * (int64_t)sizeof(float)));
     if (a->accumulate)
-        MM_TRY(pull(m, k->want.acc, a->acc, acc_bytes));
+        MM_TRY(mm_check_pull(m, k->want.acc, a->acc, acc_bytes));
     b.w = &host_layer(m, layer)->expert;
     b.h = k->have.h;
     b.experts = k->have.experts;
@@ -476,11 +354,11 @@ static mm_status check_moe(const mm_op_context *c, const mm_seq_view *seq, const
 
 static mm_status check_head(const mm_op_context *c, const mm_head_args *a)
 {
-    mm_model *m = model_of(c);
+    mm_model *m = mm_check_model(c);
     struct mm_check_state *k = m->check;
     const int64_t n = (int64_t)a->n_out * m->config.n_vocab;
     mm_head_args b = *a;
-    MM_TRY(pull(m, k->have.h, a->h, stream_bytes(m)));
+    MM_TRY(mm_check_pull(m, k->have.h, a->h, stream_bytes(m)));
     MM_TRY(pull_ints(m, k->row, a->row, a->n_out));
     b.w = m->host.layer != NULL ? &m->host.head : &m->head;
     b.h = k->have.h;
@@ -488,45 +366,53 @@ static mm_status check_head(const mm_op_context *c, const mm_head_args *a)
     b.logits = k->want_logits;
     MM_TRY(k->ref->ops->head(&k->ctx, &b));
     MM_TRY(k->real->head(c, a));
-    MM_TRY(pull(m, k->have_logits, a->logits, n * (int64_t)sizeof(float)));
-    compare(m, "head logits", -1, k->have_logits, b.logits, MM_DTYPE_F32, n);
+    MM_TRY(mm_check_pull(m, k->have_logits, a->logits, n * (int64_t)sizeof(float)));
+    mm_check_values(m, "head logits", -1, k->have_logits, b.logits, MM_DTYPE_F32, &mm_check_sums,
+                    a->n_out, m->config.n_vocab);
     return MM_OK;
 }
 
 /* ---------------------------------------------------------------- open, close */
 
-static mm_status open_plane(struct mm_check_state *k, mm_plane *p, const mm_plane *like)
+/* `format`: of the copy. */
+static mm_status open_plane(struct mm_check_state *k, mm_plane *p, const mm_plane *like,
+                            mm_cache_format format)
 {
     const int64_t n_row = like->n_page * like->n_head * MM_PAGE;
     *p = *like;
-    MM_TRY(alloc(k, (void **)&p->data, n_row * mm_cache_row_bytes(p->format, p->dim)));
-    return p->scale == NULL
-               ? MM_OK
-               : alloc(k, (void **)&p->scale, n_row * mm_cache_row_scale_bytes(p->format, p->dim));
+    p->format = format;
+    p->scale = NULL;
+    MM_TRY(mm_check_alloc(k, (void **)&p->data, n_row * mm_cache_row_bytes(format, p->dim)));
+    const int64_t n_scale = mm_cache_row_scale_bytes(format, p->dim);
+    return n_scale == 0 ? MM_OK : mm_check_alloc(k, (void **)&p->scale, n_row * n_scale);
 }
 
-static mm_status open_cache(mm_model *m, struct mm_check_state *k, mm_layer_cache *c)
+/* As the model stores it; is_exact: unrounded, in f32. */
+static mm_status open_cache(mm_model *m, struct mm_check_state *k, mm_layer_cache *c, bool is_exact)
 {
+    const mm_op_shape *s = &m->shape;
+    const mm_cache_format kv = is_exact ? MM_CACHE_F32 : s->kv_format,
+                          index = is_exact ? MM_CACHE_F32 : s->index_format;
     for (int32_t i = 0; i < m->config.n_layer; i++)
         if (m->layer[i].is_sparse && c->ik.data == NULL)
-            MM_TRY(open_plane(k, &c->ik, &m->cache[i].ik));
-    MM_TRY(open_plane(k, &c->k, &m->cache[0].k));
-    return open_plane(k, &c->v, &m->cache[0].v);
+            MM_TRY(open_plane(k, &c->ik, &m->cache[i].ik, index));
+    MM_TRY(open_plane(k, &c->k, &m->cache[0].k, kv));
+    return open_plane(k, &c->v, &m->cache[0].v, kv);
 }
 
 static mm_status open_buffers(const mm_model *m, struct mm_check_state *k, mm_buffers *b)
 {
     const mm_op_shape *s = &m->shape;
     const int64_t T = s->max_rows, act = (int64_t)mm_dtype_size(s->act);
-    MM_TRY(alloc(k, &b->x, T * s->d_model * act));
-    MM_TRY(alloc(k, &b->h, T * s->d_model * act));
-    MM_TRY(alloc(k, &b->q, T * s->n_head * s->head_dim * act));
-    MM_TRY(alloc(k, &b->o, T * s->n_head * s->head_dim * act));
-    MM_TRY(alloc(k, &b->iq, T * s->n_index_head * s->index_dim * act));
-    MM_TRY(alloc(k, (void **)&b->experts, T * s->n_expert_used * 4));
-    MM_TRY(alloc(k, (void **)&b->expert_weights, T * s->n_expert_used * 4));
-    MM_TRY(alloc(k, (void **)&b->acc, T * s->d_model * 4));
-    return alloc(k, (void **)&b->blocks, T * s->n_index_head * s->n_top_block * 2);
+    MM_TRY(mm_check_alloc(k, &b->x, T * s->d_model * act));
+    MM_TRY(mm_check_alloc(k, &b->h, T * s->d_model * act));
+    MM_TRY(mm_check_alloc(k, &b->q, T * s->n_head * s->head_dim * act));
+    MM_TRY(mm_check_alloc(k, &b->o, T * s->n_head * s->head_dim * act));
+    MM_TRY(mm_check_alloc(k, &b->iq, T * s->n_index_head * s->index_dim * act));
+    MM_TRY(mm_check_alloc(k, (void **)&b->experts, T * s->n_expert_used * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&b->expert_weights, T * s->n_expert_used * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&b->acc, T * s->d_model * 4));
+    return mm_check_alloc(k, (void **)&b->blocks, T * s->n_index_head * s->n_top_block * 2);
 }
 
 static mm_status open_step(const mm_model *m, struct mm_check_state *k)
@@ -535,14 +421,14 @@ static mm_status open_step(const mm_model *m, struct mm_check_state *k)
     const int64_t T = s->max_rows, S = s->max_seqs + 1;
     const int64_t n_page = mm_ceil_div(s->max_model_len, MM_PAGE);
     k->seq.slots = &k->slots;
-    MM_TRY(alloc(k, (void **)&k->seq.row_start, (S + 1) * 4));
-    MM_TRY(alloc(k, (void **)&k->seq.slot, S * 4));
-    MM_TRY(alloc(k, (void **)&k->seq.row_seq, T * 4));
-    MM_TRY(alloc(k, (void **)&k->seq.pos, T * 4));
-    MM_TRY(alloc(k, (void **)&k->seq.token, T * 4));
-    MM_TRY(alloc(k, (void **)&k->slots.page_table, S * n_page * 4));
-    MM_TRY(alloc(k, (void **)&k->slots.last_token, S * 4));
-    return alloc(k, (void **)&k->row, s->max_logit_rows * 4);
+    MM_TRY(mm_check_alloc(k, (void **)&k->seq.row_start, (S + 1) * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&k->seq.slot, S * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&k->seq.row_seq, T * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&k->seq.pos, T * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&k->seq.token, T * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&k->slots.page_table, S * n_page * 4));
+    MM_TRY(mm_check_alloc(k, (void **)&k->slots.last_token, S * 4));
+    return mm_check_alloc(k, (void **)&k->row, s->max_logit_rows * 4);
 }
 
 static mm_status open_memory(mm_model *m, struct mm_check_state *k)
@@ -551,16 +437,16 @@ static mm_status open_memory(mm_model *m, struct mm_check_state *k)
     const int64_t rope = (int64_t)s->max_model_len * s->n_rotary * 4;
     const int64_t logits = (int64_t)s->max_logit_rows * s->n_vocab * 4;
     MM_TRY(open_step(m, k));
-    MM_TRY(open_cache(m, k, &k->want_cache));
-    MM_TRY(open_cache(m, k, &k->have_cache));
+    MM_TRY(open_cache(m, k, &k->want_cache, true));
+    MM_TRY(open_cache(m, k, &k->have_cache, false));
     MM_TRY(open_buffers(m, k, &k->want));
     MM_TRY(open_buffers(m, k, &k->have));
-    MM_TRY(alloc(k, (void **)&k->want_logits, logits));
-    MM_TRY(alloc(k, (void **)&k->have_logits, logits));
+    MM_TRY(mm_check_alloc(k, (void **)&k->want_logits, logits));
+    MM_TRY(mm_check_alloc(k, (void **)&k->have_logits, logits));
     void *table;
-    MM_TRY(alloc(k, &table, rope));
+    MM_TRY(mm_check_alloc(k, &table, rope));
     k->ctx.rope = table;
-    return pull(m, table, m->ctx.rope, rope);
+    return mm_check_pull(m, table, m->ctx.rope, rope);
 }
 
 mm_status mm_check_open(mm_model *m)
@@ -582,9 +468,12 @@ mm_status mm_check_open(mm_model *m)
     const size_t scratch = k->ref->ops->scratch_bytes(&m->shape, 1);
     MM_TRY(k->ref->stream_open(k->ref, &k->ctx.stream, scratch));
     MM_TRY(open_memory(m, k));
+    MM_TRY(mm_check_sample_open(m));
+    MM_TRY(mm_check_expand_open(m));
     k->real = m->backend->ops;
     k->ops = *k->real;
     k->ops.decode_layers = NULL;
+    k->ops.expand = mm_check_expand;
     k->ops.embed = check_embed;
     k->ops.attn_in = check_attn_in;
     k->ops.attn_sparse = check_attn_sparse;
@@ -593,6 +482,8 @@ mm_status mm_check_open(mm_model *m)
     k->ops.mlp = check_mlp;
     k->ops.moe = check_moe;
     k->ops.head = check_head;
+    k->ops.sample = mm_check_sample;
+    k->ops.logprobs = mm_check_logprobs;
     m->ops = &k->ops;
     mm_log(MM_LOG_WARNING, "MM_CHECK=1: every op of %s also runs on ref; expect a slow engine",
            m->backend->props.name);
@@ -604,6 +495,9 @@ void mm_check_close(mm_model *m)
     struct mm_check_state *k = m->check;
     if (k == NULL)
         return;
+    if (k->n_compared > 0)
+        mm_log(MM_LOG_INFO, "check: %lld results of ops compared with ref, %lld differ",
+               (long long)k->n_compared, (long long)k->n_bad);
     if (k->ref != NULL) {
         for (int i = 0; i < k->n_block; i++)
             k->ref->free(k->ref, k->block[i]);

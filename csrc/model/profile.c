@@ -31,13 +31,14 @@ typedef enum part {
     PART_HOST_RUN,
     PART_HOST_RESULTS,
     PART_HOST_COMMIT,
+    PART_HOST_PUBLISH,
     N_PART
 } part;
 
 static const char *const part_name[N_PART] = {
-    "begin",    "embed",     "attn_in",    "attn_sparse", "attn_dense",   "attn_out",
-    "mlp",      "moe",       "head",       "sample",      "logprobs",     "gpu_step",
-    "gpu_idle", "host_plan", "host_begin", "host_run",    "host_results", "host_commit"};
+    "begin",      "embed",    "attn_in",      "attn_sparse", "attn_dense",  "attn_out", "mlp",
+    "moe",        "head",     "sample",       "logprobs",    "gpu_step",    "gpu_idle", "host_plan",
+    "host_begin", "host_run", "host_results", "host_commit", "host_publish"};
 
 /* Steps of one shape. */
 typedef struct kind {
@@ -100,6 +101,7 @@ static mm_status after(const mm_op_context *c, mm_status st, part what)
         return after(c, of(c)->real->name(c, a), what);                                            \
     }
 PLAIN_OP(begin, PART_BEGIN, mm_begin_args)
+PLAIN_OP(expand, PART_BEGIN, mm_expand_args)
 SEQ_OP(embed, PART_EMBED, mm_embed_args)
 SEQ_OP(attn_in, PART_ATTN_IN, mm_attn_in_args)
 SEQ_OP(attn_sparse, PART_ATTN_SPARSE, mm_attn_sparse_args)
@@ -156,9 +158,10 @@ mm_status mm_profile_step_start(mm_model *m, int32_t i, const mm_batch *b)
     const int32_t j = (int32_t)(p->n_started++ % RING);
     p->place[i] = j;
     p->current[j] = find_kind(p, b);
-    add_host(p->current[j], MM_PROFILE_PLAN, p->plan_s);
-    if (!p->times_ops)
+    if (!p->times_ops) {
+        add_host(p->current[j], MM_PROFILE_PLAN, p->plan_s);
         return mark(m, 2 * j);
+    }
     MM_TRY(keep_busy(m));
     p->n_mark = 1;
     return mark(m, 0);
@@ -265,6 +268,7 @@ mm_status mm_profile_open(mm_model *m)
     p->ops = *p->real;
     p->ops.decode_layers = NULL;
     p->ops.begin = time_begin;
+    p->ops.expand = time_expand;
     p->ops.embed = time_embed;
     p->ops.attn_in = time_attn_in;
     p->ops.attn_sparse = time_attn_sparse;

@@ -17,13 +17,14 @@ mm_status mm_profile_step_end(mm_model *m, int32_t i);
 mm_status mm_profile_step_finish(mm_model *m, int32_t i);
 
 /* MM_PROFILE=2: what the host spent on step i, from the thread that starts and finishes steps. PLAN
- * comes before its step starts, COMMIT after it was finished. */
+ * comes before its step starts, COMMIT and PUBLISH after it was finished. */
 typedef enum mm_profile_host_part {
     MM_PROFILE_PLAN,    /* plan and batch */
-    MM_PROFILE_BEGIN,   /* upload, begin */
+    MM_PROFILE_BEGIN,   /* upload, begin; expand of a step without a graph */
     MM_PROFILE_RUN,     /* graph, or every op */
     MM_PROFILE_RESULTS, /* download, event */
-    MM_PROFILE_COMMIT
+    MM_PROFILE_COMMIT,  /* tokens appended, ends found */
+    MM_PROFILE_PUBLISH  /* readers' snapshots, news */
 } mm_profile_host_part;
 void mm_profile_host(mm_model *m, int32_t i, mm_profile_host_part which, double seconds);
 #endif

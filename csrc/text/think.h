@@ -35,23 +35,23 @@ typedef struct mm_think_mark {
 
 /* A plain value: copy it to keep a state, no close. */
 typedef struct mm_think {
-    mm_think_mark open, close;
     mm_think_phase phase;
-    bool blanks_over;          /* LEAD, LEAD_IN, AFTER: a mark has begun after the blanks */
-    int32_t n_open;            /* matched bytes of the opener */
-    int32_t n_close;           /* matched bytes of the closer */
-    int64_t pos;               /* bytes seen */
-    int64_t lead_end;          /* bytes before it are dropped marks (and their blanks) */
-    int64_t span_begin;        /* thinking span, marks included; INT64_MAX before one began */
-    int64_t span_end;          /* INT64_MAX while it is open */
-    int64_t text_begin;        /* first byte of reasoning text, the opener behind it */
-    int64_t text_end;          /* end of reasoning text that is decided */
-    int64_t token_begin;       /* first byte of the token being pushed */
-    int64_t n_token;           /* tokens counted */
-    int64_t n_blank;           /* LEAD_IN: earlier tokens that are blanks only, not counted yet */
-    int64_t held[MM_MAX_MARK]; /* begin of earlier tokens that touch held bytes of a mark, not
-                                  counted yet */
+    bool blanks_over;    /* LEAD, LEAD_IN, AFTER: a mark has begun after the blanks */
+    int32_t n_open;      /* matched bytes of the opener */
+    int32_t n_close;     /* matched bytes of the closer */
+    int64_t pos;         /* bytes seen */
+    int64_t lead_end;    /* bytes before it are dropped marks (and their blanks) */
+    int64_t span_begin;  /* thinking span, marks included; INT64_MAX before one began */
+    int64_t span_end;    /* INT64_MAX while it is open */
+    int64_t text_begin;  /* first byte of reasoning text, the opener behind it */
+    int64_t text_end;    /* end of reasoning text that is decided */
+    int64_t token_begin; /* first byte of the token being pushed */
+    int64_t n_token;     /* tokens counted */
+    int64_t n_blank;     /* LEAD_IN: earlier tokens that are blanks only, not counted yet */
     int32_t n_held;
+    mm_think_mark close, open;
+    int64_t held[MM_MAX_MARK]; /* [n_held] begin of earlier tokens that touch held bytes of a mark,
+                                  not counted yet */
 } mm_think;
 
 /* MM_E_INVALID when a mark is empty or longer than MM_MAX_MARK; marks are not read with

@@ -62,6 +62,7 @@ const mm_ops mm_cpu_ops = {
     .scratch_bytes = scratch_bytes,
     .check_shape = check_shape,
     .begin = mm_host_begin,
+    .expand = mm_host_expand,
     .embed = mm_cpu_embed,
     .attn_in = mm_cpu_attn_in,
     .attn_sparse = mm_cpu_attn_sparse,

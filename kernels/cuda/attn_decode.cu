@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(32 * W, sparse_resident(F, NT, W))
     if (is_early) {
         mm_pdl_wait();
         mm_pdl_trigger();
-        if (is_few && thread < local)
+        if (is_few && local >= p.n_top_block && thread < local) /* else no score was written */
             score = p.score[((int64_t)r * v.n_kv_head + g) * p.stride + thread];
     }
 

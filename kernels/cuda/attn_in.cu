@@ -2,9 +2,9 @@
  * what is done per head vector: norm, rotation, one rounding, and the way out: q and iq as rows, k,
  * v and ik into the pages of their positions. One warp takes one head vector, four values a lane.
  *
- * All but the vector itself is looked up before mm_pdl_wait: weights, and what the step's begin has
- * written, which has ended before any kernel behind the embedding starts (that one triggers behind
- * its own wait). */
+ * All but the vector itself is looked up before mm_pdl_wait: weights, and what the step's expand
+ * has written, which has ended before any kernel behind the embedding starts (that one triggers
+ * behind its own wait). */
 #include "kernels/cuda/cache.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/kernels.h"

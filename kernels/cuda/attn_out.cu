@@ -24,11 +24,12 @@ mm_status mm_cuda_attn_out(const mm_op_context *c, const mm_seq_view *seq,
     if (seq->n_row < 1)
         return MM_OK;
     MM_TRY(mm_cuda_take(c, (size_t)seq->n_row * (size_t)d * sizeof(float), &y));
+    const mm_out_kind kind = mm_branch_kind(seq->n_row);
     if (mm_branch_takes_slices(c->shape))
-        MM_TRY(mm_cuda_linear_slices(c, a->wo, a->o, width, seq->n_row, MM_OUT_F32, y, d, &slices));
+        MM_TRY(mm_cuda_linear_slices(c, a->wo, a->o, width, seq->n_row, kind, y, d, &slices));
     else
-        MM_TRY(mm_cuda_linear(c, a->wo, a->o, width, seq->n_row, MM_OUT_F32, y, d));
-    const mm_branch_sum sum = mm_branch_sum_of((const float *)y, &slices);
+        MM_TRY(mm_cuda_linear(c, a->wo, a->o, width, seq->n_row, kind, y, d));
+    const mm_branch_sum sum = mm_branch_sum_of(y, kind, &slices);
     return a->gate != NULL ? mm_cuda_branch_router(c, seq->n_row, &sum, a)
                            : mm_cuda_branch_sum_end(c, seq->n_row, &sum, a->x, a->norm_w, a->h);
 }

@@ -390,6 +390,10 @@ static mm_status check_device(mm_cuda *b, int32_t device)
 {
     int n = 0;
     const cudaError_t err = cudaGetDeviceCount(&n);
+    if (err != cudaSuccess && err != cudaErrorNoDevice && err != cudaErrorInsufficientDriver) {
+        b->device = device; /* it failed, in an earlier engine of this process */
+        return mm_cuda_fail(b, err, "cudaGetDeviceCount");
+    }
     if (err != cudaSuccess || n == 0) {
         (void)cudaGetLastError();
         return MM_CUDA_FAIL(b, MM_E_UNSUPPORTED,
@@ -431,7 +435,6 @@ static mm_status describe(mm_cuda *b)
         snprintf(p->tier, sizeof p->tier, "generic on sm_%d", b->cc);
     snprintf(p->device, sizeof p->device, "%.95s", prop.name);
     p->has_graph = b->services->graph != 0 && !b->is_sync;
-    p->reads_host = true; /* pinned memory has one address for host and device */
     p->n_thread = 1;
     p->memory_total = (int64_t)total;
     p->memory_free = (int64_t)n_free;

@@ -219,13 +219,17 @@ mm_status mm_cuda_branch_sum_end(const mm_op_context *c, int32_t n_row, const mm
     p.x = (uint16_t *)x;
     p.h = (uint16_t *)h;
     p.norm_w = norm_w;
-    if (c->comm != NULL && c->comm->world > 1) {
+    const bool is_reduced = c->comm != NULL && c->comm->world > 1;
+    if (is_reduced || sum->rounded != NULL) {
         const int64_t n = (int64_t)n_row * s->d_model;
-        void *r;
-        MM_TRY(mm_cuda_take(c, 2 * (size_t)n, &r));
-        p.r_out = (uint16_t *)r;
-        MM_TRY(launch<BRANCH_ROUND>(c, n_row, &p));
-        MM_TRY(c->comm->all_reduce(c->comm, c->stream, r, MM_DTYPE_BF16, n));
+        void *r = sum->rounded;
+        if (r == NULL) {
+            MM_TRY(mm_cuda_take(c, 2 * (size_t)n, &r));
+            p.r_out = (uint16_t *)r;
+            MM_TRY(launch<BRANCH_ROUND>(c, n_row, &p));
+        }
+        if (is_reduced)
+            MM_TRY(c->comm->all_reduce(c->comm, c->stream, r, MM_DTYPE_BF16, n));
         p.rounded = (const uint16_t *)r;
         return launch<BRANCH_END_ROUNDED>(c, n_row, &p);
     }
@@ -240,12 +244,4 @@ mm_status mm_cuda_branch_sum_store(const mm_op_context *c, int32_t n_row, const 
     p.d = c->shape->d_model;
     p.acc_out = acc;
     return launch<BRANCH_STORE>(c, n_row, &p);
-}
-
-mm_status mm_cuda_branch_end(const mm_op_context *c, int32_t n_row, const float *y, void *x,
-                             const float *norm_w, void *h)
-{
-    mm_branch_sum sum = {};
-    sum.acc = y;
-    return mm_cuda_branch_sum_end(c, n_row, &sum, x, norm_w, h);
 }

@@ -17,6 +17,7 @@ typedef struct mm_branch_sum {
     const float *weights;
     float routed_scale;
     int32_t n_slot, first, last;
+    uint16_t *rounded; /* [n_row, D], or NULL: r(y) instead of all this, of this rank; then y's */
 } mm_branch_sum;
 
 /* The end of the branch (ops.h, attn_out) of such a sum. */
@@ -25,11 +26,21 @@ mm_status mm_cuda_branch_sum_end(const mm_op_context *c, int32_t n_row, const mm
 /* acc = the sum, where the branch goes on. */
 mm_status mm_cuda_branch_sum_store(const mm_op_context *c, int32_t n_row, const mm_branch_sum *sum,
                                    float *acc);
-/* The sum of a product: y, or its slices. */
-static inline mm_branch_sum mm_branch_sum_of(const float *y, const mm_linear_slices *slices)
+/* What the product of `wo` or `down` writes: of many rows r(y), which is all that the end of the
+ * branch looks at and half the bytes. */
+static inline mm_out_kind mm_branch_kind(int32_t n_row)
+{
+    return n_row > MM_CUDA_SMALL_ROWS ? MM_OUT_BF16 : MM_OUT_F32;
+}
+/* The sum of such a product: y, or its slices. */
+static inline mm_branch_sum mm_branch_sum_of(void *y, mm_out_kind kind,
+                                             const mm_linear_slices *slices)
 {
     mm_branch_sum sum = {};
-    sum.acc = y;
+    if (kind == MM_OUT_BF16)
+        sum.rounded = (uint16_t *)y;
+    else
+        sum.acc = (const float *)y;
     if (slices->n > 0) {
         sum.acc = slices->part;
         sum.n_more = slices->n - 1;

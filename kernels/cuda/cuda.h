@@ -73,13 +73,15 @@ mm_status mm_cuda_launched(const mm_op_context *c, cudaError_t err, const char *
 #ifdef MM_EMU
 #include "emu_launch.h" /* mm_launch */
 #else
-/* Launches kernel<<<grid, block, smem>>>(args...) on the stream of c; more than 48 KB is opted in
- * to. With programmatic dependent launch the kernel may start before the one before it
- * has ended: every kernel calls mm_pdl_wait() before it reads or writes what other kernels touch,
- * and mm_pdl_trigger() when its last wave has begun (or never). */
+/* Launches kernel<<<grid, block, smem>>>(args...) on the stream of c, in clusters of n_cluster
+ * blocks side by side in x where that is more than 1 (sm_90); more than 48 KB is opted in to. With
+ * programmatic dependent launch the kernel may start before the one before it has ended: every
+ * kernel calls mm_pdl_wait() before it reads or writes what other kernels touch, and
+ * mm_pdl_trigger() when its last wave has begun (or never). */
 template <typename... Params, typename... Args>
-static mm_status mm_launch(const mm_op_context *c, const char *name, void (*kernel)(Params...),
-                           dim3 grid, dim3 block, size_t smem, Args &&...args)
+static mm_status mm_launch_cluster(const mm_op_context *c, const char *name,
+                                   void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem,
+                                   int32_t n_cluster, Args &&...args)
 {
     const mm_cuda *b = mm_cuda_of(c);
     if (smem > 32 * 1024) { /* 48 KB are free, static arrays of the kernel included */
@@ -89,17 +91,32 @@ static mm_status mm_launch(const mm_op_context *c, const char *name, void (*kern
             return mm_cuda_launched(c, err, name);
     }
     cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute pdl = {};
-    pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    pdl.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attribute[2] = {};
+    unsigned n = 0;
+    if (b->has_pdl) {
+        attribute[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (n_cluster > 1) {
+        attribute[n].id = cudaLaunchAttributeClusterDimension;
+        attribute[n].val.clusterDim.x = (unsigned)n_cluster;
+        attribute[n].val.clusterDim.y = attribute[n].val.clusterDim.z = 1;
+        n++;
+    }
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = smem;
     config.stream = c->stream->s;
-    config.attrs = &pdl;
-    config.numAttrs = b->has_pdl ? 1 : 0;
+    config.attrs = attribute;
+    config.numAttrs = n;
     const cudaError_t err = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
     return mm_cuda_launched(c, err, name);
+}
+template <typename... Params, typename... Args>
+static mm_status mm_launch(const mm_op_context *c, const char *name, void (*kernel)(Params...),
+                           dim3 grid, dim3 block, size_t smem, Args &&...args)
+{
+    return mm_launch_cluster(c, name, kernel, grid, block, smem, 1, std::forward<Args>(args)...);
 }
 #endif
 

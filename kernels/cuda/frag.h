@@ -6,13 +6,18 @@
  *
  *     format  columns of a fragment   steps of 16 columns in the 16 bytes of a lane
  *     BF16    16                      1: a[0..3] as they are
- *     MXFP8   32                      2: step s: 8 bytes, codes in the order of a[0..3]
+ *     MXFP8   32                      2: step s: two words, bits as below
  *     NVFP4   64                      4: step s: 4 bytes, bits as below
  *     F32     16 (in 1536 bytes)      three BF16 fragments whose sum is the value exactly
  *
  * where of lane 4 g + t: a[0] = row g, columns 2 t, 2 t + 1; a[1] = row g + 8, the same columns;
  * a[2] = row g, columns 2 t + 8, + 9; a[3] = row g + 8, those. Rows are padded to 16, columns to
  * the fragment, both with zeros.
+ *
+ * MXFP8 words, the first of a[0] and a[1], the second of a[2] and a[3]: half j (bits 16 j ..) holds
+ * element j of both, so that bf16 (sign at 15, exponent and mantissa at 10..4, the value times
+ * 2^-120) is one mask away, or two shifts:
+ *     a[0], a[2] sign 15, code 10..4                  a[1], a[3] sign 11, code 14..12, 3..0
  *
  * NVFP4 words: half j (bits 16 j ..) holds element j of a[0..3], so that few shifts, one rotation
  * and masks give bf16 (sign at 15, exponent and mantissa at 8..6, the value times 2^-126):

@@ -8,22 +8,30 @@
 #define MM_CUDA_FRAG_DECODE_H
 #include "kernels/cuda/frag.h"
 
-/* Two codes in the high bytes of two halves to the bf16 pair of their values times 2^-120. */
-MM_DEV_FN uint32_t mm_frag_e4m3_pair(uint32_t v)
-{
-    return (v & 0x80008000u) | ((v >> 4) & 0x07F007F0u);
-}
-
-/* codes: the 8 bytes of a step; scale of row g, scale_8 of row g + 8: e8m0 bytes, at most 134. */
+/* codes: the two words of a step; scale of row g, scale_8 of row g + 8: e8m0 bytes, at most 134.
+ * The masks leave bf16 pairs of the values times 2^-120. */
 MM_DEV_FN void mm_frag_mxfp8(uint2 codes, uint32_t scale, uint32_t scale_8, uint32_t a[4])
 {
     /* bf16 pair of 2^(b - 127 + 120): exponent field b + 120 */
     const uint32_t lo = scale * 0x00800080u + 0x3C003C00u;
     const uint32_t hi = scale_8 * 0x00800080u + 0x3C003C00u;
-    a[0] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.x, 0, 0x1404)), lo);
-    a[1] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.x, 0, 0x3424)), hi);
-    a[2] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.y, 0, 0x1404)), lo);
-    a[3] = mm_mul_bf16x2(mm_frag_e4m3_pair(mm_prmt(codes.y, 0, 0x3424)), hi);
+    a[0] = codes.x & 0x87F087F0u;
+    a[1] = ((codes.x << 4) & 0x80F080F0u) | ((codes.x >> 4) & 0x07000700u);
+    a[2] = codes.y & 0x87F087F0u;
+    a[3] = ((codes.y << 4) & 0x80F080F0u) | ((codes.y >> 4) & 0x07000700u);
+    a[0] = mm_mul_bf16x2(a[0], lo);
+    a[1] = mm_mul_bf16x2(a[1], hi);
+    a[2] = mm_mul_bf16x2(a[2], lo);
+    a[3] = mm_mul_bf16x2(a[3], hi);
+}
+
+/* Bits of element j of a[i] in its word, i / 2 of the step: the inverse, for packing. */
+MM_DEV_FN uint32_t mm_frag_mxfp8_bits(int i, int j, uint32_t code)
+{
+    const uint32_t sign = code & 0x80, m = code & 0x7F;
+    const uint32_t half =
+        i % 2 == 0 ? sign << 8 | m << 4 : sign << 4 | (m & 0x70) << 8 | (m & 0x0F);
+    return half << (16 * j);
 }
 
 /* Packed scale byte s of a word in both halves: what mm_frag_nvfp4 takes. */

@@ -1,20 +1,18 @@
 /* gemm_large.h: products for many rows: y [rows, n_out] = x [rows, n_in] W^T, one matrix or one per
- * group of rows (experts), W packed in fragments (frag.h).
+ * group of rows (experts), W packed in fragments (frag.h). This is the kernel of every architecture
+ * (mma.sync), and what it shares with Hopper's (gemm_large_sm90a.cu).
  *
  * A block makes 128 weight rows x TOKENS rows of x, TOKENS 128 or 32, in chunks of 64 columns that
  * pass through STAGES buffers filled by cp.async. Weights lie in shared memory as packed bytes and
  * are decoded by the lane that multiplies with them, into the registers of operand A; x lies as
- * [TOKENS, 64] bf16, 16-byte chunks swizzled, and is operand B. Two ways to multiply:
- *   mma.sync  8 warps as WM x WN: every architecture;
- *   wgmma     2 warpgroups of 64 weight rows each, asynchronous: sm_90a.
- * Both hold the sums in the same places of a lane (ptx.h: mm_mma_bf16), so they share everything
- * else. Sums are f32 over ascending columns. */
+ * [TOKENS, 64] bf16, 16-byte chunks swizzled, and is operand B. Sums are f32 over ascending
+ * columns.
+ */
 #ifndef MM_CUDA_GEMM_LARGE_H
 #define MM_CUDA_GEMM_LARGE_H
 #include "kernels/cuda/frag.h"
 #include "kernels/cuda/frag_decode.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/wgmma.h"
 
 #define MM_LARGE_WARPS 8
 #define MM_LARGE_ROWS 128 /* weight rows of a block: 8 row tiles */
@@ -28,10 +26,10 @@ typedef struct mm_large_args {
     const uint16_t *x;
     int64_t x_stride;
     int32_t n_row; /* dense: rows of x and y */
-    /* Groups: block row y is token tile y: rows [tile_first, tile_end) of the sorted order, of
-     * group tile_group (-1: no such tile); sorted row i reads x row gather[i] (NULL: i) and writes
-     * y row i. All NULL: dense. */
-    const int32_t *tile_group, *tile_first, *tile_end, *gather;
+    /* Groups: token tile y is rows [tile_first, tile_end) of the sorted order, of group tile_group
+     * (-1: no such tile); sorted row i reads x row gather[i] and writes y row scatter[i] (f32
+     * only; NULL: i). Tiles NULL: dense. */
+    const int32_t *tile_group, *tile_first, *tile_end, *gather, *scatter;
     const float *decode; /* NVFP4: factor of a group's sums; of GATE_UP two: gate, up. NULL: 1 */
     float decode_one;    /* dense NVFP4: factor of the sums of the matrix (both halves) */
     void *y;
@@ -148,25 +146,45 @@ MM_DEV_FN float mm_large_swiglu(const mm_large_args &p, float g, float u)
     return (u + p.beta) * g * (1.0f / (1.0f + expf(-(p.alpha * g))));
 }
 
+/* The factors of a group's sums: of rows g and g + 8 of a row tile (gate, up with SWIGLU). */
+typedef struct mm_large_factor {
+    float lo, hi;
+} mm_large_factor;
+
+template <int KIND> MM_DEV_FN mm_large_factor mm_large_factors(const mm_large_args &p, int group)
+{
+    mm_large_factor f = {p.decode_one, p.decode_one};
+    if (p.decode != NULL) {
+        f.lo = p.decode[KIND == MM_OUT_SWIGLU ? 2 * group : group];
+        f.hi = KIND == MM_OUT_SWIGLU ? p.decode[2 * group + 1] : f.lo;
+    }
+    return f;
+}
+
+/* Row n of a tile in y. */
+MM_DEV_FN int64_t mm_large_row(const mm_large_args &p, int32_t first, int n)
+{
+    return p.scatter != NULL ? p.scatter[first + n] : first + n;
+}
+
 /* One lane's sums of an (m16, n8) piece to y: f32 straight away (32-byte pieces), bf16 by way of
  * shared memory [TOKENS, WIDTH + 8]. token is of the block, row of the block's 128 weight rows. */
 template <int KIND, int TOKENS>
 MM_DEV_FN void mm_large_store(const mm_large_args &p, const float *d, int row, int token, int row0,
-                              int64_t y_row0, int n_token, float factor, float factor_up,
-                              uint16_t *tile)
+                              int32_t first, int n_token, mm_large_factor f, uint16_t *tile)
 {
     const int g = (int)(threadIdx.x % 32) / 4, t = (int)(threadIdx.x % 4);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const int n = token + 2 * t + j;
-        const float lo = d[j] * factor, hi = d[2 + j] * factor_up;
+        const float lo = d[j] * f.lo, hi = d[2 + j] * f.hi;
         if (KIND == MM_OUT_SWIGLU) {
             tile[n * (64 + 8) + row / 2 + g] = mm_f32_bf16(mm_large_swiglu(p, lo, hi));
         } else if (KIND == MM_OUT_BF16) {
             tile[n * (128 + 8) + row + g] = mm_f32_bf16(lo);
             tile[n * (128 + 8) + row + g + 8] = mm_f32_bf16(hi);
         } else if (n < n_token) {
-            float *y = (float *)p.y + (y_row0 + n) * p.y_stride + row0 + row + g;
+            float *y = (float *)p.y + mm_large_row(p, first, n) * p.y_stride + row0 + row + g;
             if (row0 + row + g < p.n_out)
                 y[0] = lo;
             if (row0 + row + g + 8 < p.n_out)
@@ -201,13 +219,14 @@ MM_DEV_FN void mm_large_flush(const mm_large_args &p, const uint16_t *tile, int 
 
 /* grid (ceil(n_tile / 8), token tiles), 256 threads, STAGES * BYTES of shared memory (at least what
  * the staged tile needs: see mm_large_smem). */
-template <int FORMAT, int KIND, int TOKENS, int STAGES, bool WGMMA>
+template <int FORMAT, int KIND, int TOKENS>
 static __global__ void __launch_bounds__(256, 2) mm_gemm_large(const mm_large_args p)
 {
     typedef mm_large_stage<FORMAT, TOKENS> S;
     enum {
-        WN = TOKENS == 128 ? 2 : 1,         /* mma.sync: warps along tokens */
-        MT = WGMMA ? 1 : WN,                /* row tiles of a warp */
+        STAGES = mm_large_format<FORMAT>::STAGES,
+        WN = TOKENS == 128 ? 2 : 1,         /* warps along tokens */
+        MT = WN,                            /* row tiles of a warp */
         NT = (TOKENS == 128 ? 16 : 4) / MT, /* n8 pieces of a warp and row tile */
         PER_THREAD = TOKENS * 8 / 256,
         FRAGS = mm_large_format<FORMAT>::FRAGS,
@@ -249,14 +268,12 @@ static __global__ void __launch_bounds__(256, 2) mm_gemm_large(const mm_large_ar
             mm_large_load<FORMAT, TOKENS>(p, smem + i * S::BYTES, i, frag, scale, tile0, x_row);
         mm_cp_async_commit();
     }
-    const int tile_of = WGMMA ? warp : warp / WN * MT, n8_of = WGMMA ? 0 : warp % WN * NT;
-    uint32_t a[2][4][4];
+    const int tile_of = warp / WN * MT, n8_of = warp % WN * NT;
+    uint32_t a[MT][4];
     mm_large_piece v[MT];
 #pragma unroll 2
     for (int i = 0; i < n_chunk; i++) {
         mm_cp_async_wait<STAGES - 3>();
-        if (WGMMA)
-            mm_proxy_fence();
         __syncthreads();
         const int next = i + STAGES - 2;
         if (next < n_chunk)
@@ -264,71 +281,39 @@ static __global__ void __launch_bounds__(256, 2) mm_gemm_large(const mm_large_ar
                                           tile0, x_row);
         mm_cp_async_commit();
         const uint8_t *stage = smem + i % STAGES * S::BYTES, *x = stage + S::A + S::S;
-        if (WGMMA) {
 #pragma unroll
-            for (int s = 0; s < 4; s++) {
+        for (int s = 0; s < 4; s++) {
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
                 if (s % PER == 0)
-                    v[0] = mm_large_fetch<FORMAT>(stage, stage + S::A, tile_of * FRAGS + s / PER,
-                                                  lane);
-                mm_large_operand<FORMAT>(v[0], s % PER, a[i & 1][s]);
+                    v[m] = mm_large_fetch<FORMAT>(stage, stage + S::A,
+                                                  (tile_of + m) * FRAGS + s / PER, lane);
+                mm_large_operand<FORMAT>(v[m], s % PER, a[m]);
             }
-            mm_wgmma_hold<MT * NT * 4>(acc);
-            mm_wgmma_fence();
 #pragma unroll
-            for (int s = 0; s < 4; s++) {
-                if (TOKENS == 128)
-                    mm_wgmma_n128(acc, a[i & 1][s], x, s);
-                else
-                    mm_wgmma_n32(acc, a[i & 1][s], x, s);
-            }
-            mm_wgmma_commit();
-            mm_wgmma_wait<1>();
-            mm_wgmma_hold<MT * NT * 4>(acc);
-        } else {
-#pragma unroll
-            for (int s = 0; s < 4; s++) {
-                uint32_t(*am)[4] = a[0];
+            for (int j = 0; j < NT; j += 2) { /* two n8 pieces: 16 rows of x, 2 chunks */
+                const int n = (n8_of + j) * 8 + lane / 16 * 8 + lane % 8;
+                const int c = 2 * s + lane / 8 % 2;
+                uint32_t b[4];
+                mm_ldmatrix_x4(b, x + n * 128 + ((c ^ (n % 8)) * 16));
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
-                    if (s % PER == 0)
-                        v[m] = mm_large_fetch<FORMAT>(stage, stage + S::A,
-                                                      (tile_of + m) * FRAGS + s / PER, lane);
-                    mm_large_operand<FORMAT>(v[m], s % PER, am[m]);
-                }
-#pragma unroll
-                for (int j = 0; j < NT; j += 2) { /* two n8 pieces: 16 rows of x, 2 chunks */
-                    const int n = (n8_of + j) * 8 + lane / 16 * 8 + lane % 8;
-                    const int c = 2 * s + lane / 8 % 2;
-                    uint32_t b[4];
-                    mm_ldmatrix_x4(b, x + n * 128 + ((c ^ (n % 8)) * 16));
-#pragma unroll
-                    for (int m = 0; m < MT; m++) {
-                        mm_mma_bf16(acc + (m * NT + j) * 4, am[m], b);
-                        mm_mma_bf16(acc + (m * NT + j + 1) * 4, am[m], b + 2);
-                    }
+                    mm_mma_bf16(acc + (m * NT + j) * 4, a[m], b);
+                    mm_mma_bf16(acc + (m * NT + j + 1) * 4, a[m], b + 2);
                 }
             }
         }
     }
-    if (WGMMA)
-        mm_wgmma_wait<0>();
-    if (WGMMA)
-        mm_wgmma_hold<MT * NT * 4>(acc);
     mm_cp_async_wait<0>();
     __syncthreads(); /* the stages become the staged tile */
-    float factor = p.decode_one, factor_up = p.decode_one;
-    if (p.decode != NULL) {
-        factor = p.decode[KIND == MM_OUT_SWIGLU ? 2 * group : group];
-        factor_up = KIND == MM_OUT_SWIGLU ? p.decode[2 * group + 1] : factor;
-    }
+    const mm_large_factor f = mm_large_factors<KIND>(p, group);
     uint16_t *tile = (uint16_t *)(void *)smem;
 #pragma unroll
     for (int m = 0; m < MT; m++) {
 #pragma unroll
         for (int j = 0; j < NT; j++)
             mm_large_store<KIND, TOKENS>(p, acc + (m * NT + j) * 4, (tile_of + m) * 16,
-                                         (n8_of + j) * 8, row0, first, n_token, factor, factor_up,
-                                         tile);
+                                         (n8_of + j) * 8, row0, first, n_token, f, tile);
     }
     if (KIND == MM_OUT_F32)
         return;
@@ -336,68 +321,18 @@ static __global__ void __launch_bounds__(256, 2) mm_gemm_large(const mm_large_ar
     mm_large_flush<KIND, TOKENS>(p, tile, row0, first, n_token);
 }
 
-template <int FORMAT, int TOKENS> static size_t mm_large_smem(int stages)
+template <int FORMAT, int TOKENS> static size_t mm_large_smem()
 {
-    const size_t pipe = (size_t)stages * mm_large_stage<FORMAT, TOKENS>::BYTES;
+    const size_t pipe =
+        (size_t)mm_large_format<FORMAT>::STAGES * mm_large_stage<FORMAT, TOKENS>::BYTES;
     const size_t tile = (size_t)TOKENS * (128 + 8) * 2;
     return pipe > tile ? pipe : tile;
 }
 
-/* Launches for n_token_tile tiles of `tokens` (128 or 32) rows; by instruction set. */
+/* Launches for n_token_tile tiles of rows; by instruction set. Generic: `tokens` (128 or 32) rows a
+ * tile; sm_90a: 128. */
 mm_status mm_large_generic(const mm_op_context *c, mm_weight_format format, mm_out_kind kind,
                            int tokens, int32_t n_token_tile, const mm_large_args *p);
 mm_status mm_large_sm90a(const mm_op_context *c, mm_weight_format format, mm_out_kind kind,
-                         int tokens, int32_t n_token_tile, const mm_large_args *p);
-
-template <int FORMAT, int KIND, int TOKENS, int STAGES, bool WGMMA>
-static mm_status mm_large_run(const mm_op_context *c, int32_t n_token_tile, const mm_large_args *p)
-{
-    const dim3 grid((unsigned)((p->n_tile + 7) / 8), (unsigned)n_token_tile);
-    return mm_launch(c, WGMMA ? "gemm_large_sm90a" : "gemm_large",
-                     mm_gemm_large<FORMAT, KIND, TOKENS, STAGES, WGMMA>, grid, dim3(256),
-                     mm_large_smem<FORMAT, TOKENS>(STAGES), *p);
-}
-
-template <int FORMAT, int KIND, bool WGMMA>
-static mm_status mm_large_tokens(const mm_op_context *c, int tokens, int32_t n,
-                                 const mm_large_args *p)
-{
-    return tokens == 128
-               ? mm_large_run<FORMAT, KIND, 128, mm_large_format<FORMAT>::STAGES, WGMMA>(c, n, p)
-               : mm_large_run<FORMAT, KIND, 32, mm_large_format<FORMAT>::STAGES, WGMMA>(c, n, p);
-}
-
-template <int FORMAT, bool WGMMA>
-static mm_status mm_large_kind(const mm_op_context *c, mm_out_kind kind, int tokens, int32_t n,
-                               const mm_large_args *p)
-{
-    switch (kind) {
-    case MM_OUT_BF16: /* never of experts, so never of few rows a matrix */
-        return mm_large_run<FORMAT, MM_OUT_BF16, 128, mm_large_format<FORMAT>::STAGES, WGMMA>(c, n,
-                                                                                              p);
-    case MM_OUT_F32:
-        return mm_large_tokens<FORMAT, MM_OUT_F32, WGMMA>(c, tokens, n, p);
-    case MM_OUT_SWIGLU:
-        break;
-    }
-    return mm_large_tokens<FORMAT, MM_OUT_SWIGLU, WGMMA>(c, tokens, n, p);
-}
-
-/* The body of mm_large_generic and mm_large_sm90a. */
-template <bool WGMMA>
-static mm_status mm_large_format_run(const mm_op_context *c, mm_weight_format format,
-                                     mm_out_kind kind, int tokens, int32_t n_token_tile,
-                                     const mm_large_args *p)
-{
-    if (n_token_tile == 0 || p->n_tile == 0)
-        return MM_OK;
-    switch (format) {
-    case MM_WEIGHT_BF16:
-        return mm_large_kind<MM_WEIGHT_BF16, WGMMA>(c, kind, tokens, n_token_tile, p);
-    case MM_WEIGHT_MXFP8:
-        return mm_large_kind<MM_WEIGHT_MXFP8, WGMMA>(c, kind, tokens, n_token_tile, p);
-    default:
-        return mm_large_kind<MM_WEIGHT_NVFP4, WGMMA>(c, kind, tokens, n_token_tile, p);
-    }
-}
+                         int32_t n_token_tile, const mm_large_args *p);
 #endif

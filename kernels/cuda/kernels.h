@@ -8,8 +8,9 @@
  * rows there are (fixed splits of n_in). With shape->invariant the small ones run always. */
 #define MM_CUDA_SMALL_ROWS 64
 
-/* ---- begin.cu, embed.cu, move.cu */
+/* ---- begin.cu, expand.cu, embed.cu, move.cu */
 mm_status mm_cuda_begin(const mm_op_context *c, const mm_begin_args *a);
+mm_status mm_cuda_expand(const mm_op_context *c, const mm_expand_args *a);
 mm_status mm_cuda_embed(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a);
 mm_status mm_cuda_copy_pages(const mm_op_context *c, const mm_copy_pages_args *a);
 mm_status mm_cuda_gather_rows(const mm_op_context *c, const mm_gather_args *a);
@@ -39,9 +40,7 @@ mm_status mm_cuda_linear_large(const mm_op_context *c, const mm_weight *w, const
                                int64_t y_stride); /* linear_large.cu */
 size_t mm_cuda_linear_scratch(const mm_op_shape *s);
 
-/* ---- branch.cu: end of a residual branch (ops.h, attn_out): y f32 [n_row, D]; and the router. */
-mm_status mm_cuda_branch_end(const mm_op_context *c, int32_t n_row, const float *y, void *x,
-                             const float *norm_w, void *h);
+/* ---- router.cu; ends of residual branches: branch.h */
 mm_status mm_cuda_router(const mm_op_context *c, int32_t n_row, const mm_attn_out_args *a);
 size_t mm_cuda_branch_scratch(const mm_op_shape *s);
 

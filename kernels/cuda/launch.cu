@@ -43,11 +43,12 @@ mm_status mm_cuda_fail(const mm_cuda *b, cudaError_t err, const char *what)
                             cudaGetErrorString(err));
     if (b->is_sync)
         return MM_CUDA_FAIL(b, st,
-                            "cuda: %s: %s: %s; device %d cannot be used by this process any more",
+                            "cuda: %s: %s: %s; device %d cannot be used by this process any more: "
+                            "start a new process",
                             what, cudaGetErrorName(err), cudaGetErrorString(err), b->device);
     return MM_CUDA_FAIL(b, st,
                         "cuda: %s: %s: %s, in this or an earlier op; device %d cannot be used by "
-                        "this process any more (MM_SYNC=1 names the op)",
+                        "this process any more: start a new process (MM_SYNC=1 names the op)",
                         what, cudaGetErrorName(err), cudaGetErrorString(err), b->device);
 }
 

@@ -11,8 +11,13 @@ mm_status mm_large_launch(const mm_op_context *c, mm_weight_format format, mm_ou
                             "cuda: a matrix of %d columns (rows %lld apart); a multiple of 8 is "
                             "needed",
                             p->n_in, (long long)p->x_stride);
-    return b->tier == MM_CUDA_HOPPER ? mm_large_sm90a(c, format, kind, tokens, n_token_tile, p)
+    return b->tier == MM_CUDA_HOPPER ? mm_large_sm90a(c, format, kind, n_token_tile, p)
                                      : mm_large_generic(c, format, kind, tokens, n_token_tile, p);
+}
+
+int mm_large_tile(const mm_op_context *c, int32_t rows_each)
+{
+    return mm_cuda_of(c)->tier == MM_CUDA_GENERIC && rows_each <= 48 ? 32 : 128;
 }
 
 mm_large_args mm_large_matrix(const mm_op_shape *s, const mm_weight *w, int32_t n_group)

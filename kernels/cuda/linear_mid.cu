@@ -1,6 +1,6 @@
 /* linear_mid.cu: y = x W^T for 9 to 64 rows: in which of its ways the kernel of linear_mid.h does a
  * product, slices as blocks or not, with how many row tiles a block: the cheapest by the bytes that
- * the busiest multiprocessor reads (cost()). */
+ * the busiest multiprocessor reads (cost()); or whether linear_thin_sm90a.cu does it. */
 #include "kernels/cuda/linear_mid.h"
 
 #define MID_SPLIT_TILES 508 /* row tiles; of more a block does all slices, which bounds scratch */
@@ -87,6 +87,29 @@ static void consider(const mm_op_context *c, const mm_gemv_matrix *m, int64_t *l
     }
 }
 
+/* Whether linear_thin_sm90a.cu takes the product: MXFP8, slices of the lengths that it knows, and
+ * no more blocks than run at once. Of clusters of eight a device holds fewer than its
+ * multiprocessors would: they lie in one of its parts of 16 or 18. */
+static bool is_thin(const mm_op_context *c, const mm_gemv_matrix *m, mm_thin_way *w)
+{
+    const mm_cuda *b = mm_cuda_of(c);
+    if (b->tier != MM_CUDA_HOPPER || m->n_in % 128 != 0 || m->n_stage % m->n_slice != 0)
+        return false;
+    const int32_t stages = m->n_stage / m->n_slice, n_group = (m->n_tile + 3) / 4;
+    *w = {1, 1, stages, 1};
+    if (m->n_slice == 4 && stages == 2)
+        w->slices = 4;
+    else if (m->n_slice == 8 && (stages == 3 || stages == 6))
+        w->cluster = 8;
+    else if (m->n_slice != 1 || stages != 3)
+        return false;
+    if (w->cluster == 1)
+        return n_group <= b->n_sm;
+    const int32_t most = b->n_sm * 3 / 4 / w->cluster;
+    w->groups = n_group <= most ? 1 : 2;
+    return (n_group + w->groups - 1) / w->groups <= most;
+}
+
 /* Formats of the real model's thin products have many ways, others one that every device can do. */
 template <int FORMAT, int NT>
 static mm_status choose_way(const mm_op_context *c, mm_mid_args *p, mm_linear_slices *left)
@@ -94,6 +117,11 @@ static mm_status choose_way(const mm_op_context *c, mm_mid_args *p, mm_linear_sl
     const bool is_many = FORMAT == MM_WEIGHT_MXFP8 || FORMAT == MM_WEIGHT_BF16;
     mid_way way = {MM_MID_ANYWHERE, false, left};
     int64_t least = -1;
+    if constexpr (FORMAT == MM_WEIGHT_MXFP8) {
+        mm_thin_way thin;
+        if (is_thin(c, &p->m, &thin))
+            return mm_linear_thin_sm90a(c, NT < 4 ? 4 : NT, &thin, p);
+    }
     if constexpr (is_many) {
         consider<FORMAT, NT, 4>(c, &p->m, &least, &way);
         consider<FORMAT, NT, 8>(c, &p->m, &least, &way);

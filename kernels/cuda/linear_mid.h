@@ -394,4 +394,15 @@ static mm_status mm_mid_launch(const mm_op_context *c, const mm_mid_args *p)
 
 /* linear_mid_sm90a.cu: with wgmma; MXFP8 and BF16, n8 4 or 8, tiles 4, 8 or 12. */
 mm_status mm_linear_mid_sm90a(const mm_op_context *c, int n8, int tiles, const mm_mid_args *p);
+
+/* linear_thin_sm90a.cu: how a product is done there. */
+typedef struct mm_thin_way {
+    int32_t groups;  /* of four row tiles, of a block: 1 or 2 */
+    int32_t slices;  /* of a block */
+    int32_t stages;  /* of a slice */
+    int32_t cluster; /* blocks that have the other slices, or 1 */
+} mm_thin_way;
+/* n8 4 or 8; p->out is written. */
+mm_status mm_linear_thin_sm90a(const mm_op_context *c, int n8, const mm_thin_way *w,
+                               const mm_mid_args *p);
 #endif

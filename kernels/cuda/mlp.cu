@@ -20,10 +20,11 @@ mm_status mm_cuda_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_m
     const size_t used = c->stream->scratch_used;
     MM_TRY(mm_cuda_linear(c, &args->gate_up, args->h, d, n_row, MM_OUT_SWIGLU, a, f));
     c->stream->scratch_used = used;
+    const mm_out_kind kind = mm_branch_kind(n_row);
     if (mm_branch_takes_slices(c->shape))
-        MM_TRY(mm_cuda_linear_slices(c, args->down, a, f, n_row, MM_OUT_F32, y, d, &slices));
+        MM_TRY(mm_cuda_linear_slices(c, args->down, a, f, n_row, kind, y, d, &slices));
     else
-        MM_TRY(mm_cuda_linear(c, args->down, a, f, n_row, MM_OUT_F32, y, d));
-    const mm_branch_sum sum = mm_branch_sum_of((const float *)y, &slices);
+        MM_TRY(mm_cuda_linear(c, args->down, a, f, n_row, kind, y, d));
+    const mm_branch_sum sum = mm_branch_sum_of(y, kind, &slices);
     return mm_cuda_branch_sum_end(c, n_row, &sum, args->x, args->norm_w, args->h_out);
 }

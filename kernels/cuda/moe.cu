@@ -1,5 +1,4 @@
-/* moe.cu: the op: few rows through moe_small.cu, which also ends the branch, many through
- * moe_large.cu. */
+/* moe.cu: the op: few rows through moe_small.cu, many through moe_large.cu. */
 #include "kernels/cuda/kernels.h"
 
 mm_status mm_cuda_moe(const mm_op_context *c, const mm_seq_view *seq, const mm_moe_args *a)
@@ -13,6 +12,5 @@ mm_status mm_cuda_moe(const mm_op_context *c, const mm_seq_view *seq, const mm_m
         w->shared_gate_up.format == MM_WEIGHT_F32 || w->shared_down.format == MM_WEIGHT_F32;
     if (seq->n_row <= MM_CUDA_SMALL_ROWS || c->shape->invariant || is_f32)
         return mm_cuda_moe_small(c, seq->n_row, a);
-    MM_TRY(mm_cuda_moe_large(c, seq->n_row, a));
-    return a->finish ? mm_cuda_branch_end(c, seq->n_row, a->acc, a->x, a->norm_w, a->h_out) : MM_OK;
+    return mm_cuda_moe_large(c, seq->n_row, a);
 }

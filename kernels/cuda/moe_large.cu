@@ -1,18 +1,50 @@
 /* moe_large.cu: experts for many rows. The (row, slot) pairs of a piece of rows are sorted by
  * expert (stable, so every run has the same order); each expert's rows are cut in tiles, tiles and
- * experts become one launch of gemm_large.h for w1 and w3 with the SwiGLU, one for w2; then every
- * row adds its experts' outputs in ascending expert order, and the shared expert's, in f32. */
+ * experts become one launch of gemm_large.h for w1 and w3 with the SwiGLU, one for w2, which writes
+ * every pair's row where the sum of the branch (branch.h) looks for it. */
+#include "kernels/cuda/branch.h"
 #include "kernels/cuda/large.h"
 
-enum { SORT_THREADS = 256, MAX_EXPERT = 1024, PIECE_ROWS = 8192 };
+enum {
+    SORT_THREADS = 1024,
+    SORT_EACH = 4, /* pairs of a thread, one after the other */
+    SORT_PAIRS = SORT_THREADS * SORT_EACH,
+    MAX_EXPERT = SORT_THREADS,
+    PIECE_ROWS = 8192
+};
 
 typedef struct moe_sort {
     const int32_t *experts; /* [n_pair] */
     int32_t n_pair, n_used, first, last, tokens, max_tile;
-    int32_t *gather; /* [n_pair] row of sorted place i */
-    int32_t *place;  /* [n_pair] sorted place of a pair; -1: its expert is not in [first, last) */
+    int32_t *gather, *pair;                      /* [n_pair] row and pair of sorted place i */
     int32_t *tile_group, *tile_first, *tile_end; /* [max_tile] */
 } moe_sort;
+
+MM_DEV_FN int32_t warp_scan(int32_t v) /* inclusive */
+{
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int32_t below = __shfl_up_sync(0xFFFFFFFFu, v, d);
+        v += lane >= d ? below : 0;
+    }
+    return v;
+}
+
+/* Exclusive sum over the threads of the block, and *all of them. */
+MM_DEV_FN int32_t block_scan(int32_t v, int32_t *warp_sum, int32_t *all)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int32_t in_warp = warp_scan(v);
+    if (lane == 31)
+        warp_sum[warp] = in_warp;
+    __syncthreads();
+    const int32_t warps = warp_scan(warp_sum[lane]);
+    *all = __shfl_sync(0xFFFFFFFFu, warps, 31);
+    const int32_t before = __shfl_sync(0xFFFFFFFFu, warps, warp == 0 ? 0 : warp - 1);
+    __syncthreads(); /* before warp_sum is written again */
+    return (warp == 0 ? 0 : before) + in_warp - v;
+}
 
 /* One block per expert: counts every expert's pairs (shared memory), then places its own in order.
  */
@@ -20,100 +52,56 @@ static __global__ void __launch_bounds__(SORT_THREADS) mm_moe_sort(const moe_sor
 {
     __shared__ int32_t count[MAX_EXPERT];
     __shared__ int32_t warp_sum[SORT_THREADS / 32];
+    __shared__ int32_t own[3];
     const int32_t e = p.first + (int32_t)blockIdx.x, n_expert = p.last - p.first;
-    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int tid = (int)threadIdx.x;
     mm_pdl_wait();
     mm_pdl_trigger();
-    for (int i = tid; i < n_expert; i += SORT_THREADS)
-        count[i] = 0;
+    count[tid] = 0;
     __syncthreads();
     for (int i = tid; i < p.n_pair; i += SORT_THREADS) {
         const int32_t x = p.experts[i] - p.first;
         if (x >= 0 && x < n_expert)
             atomicAdd(&count[x], 1);
-        else if (blockIdx.x == 0)
-            p.place[i] = -1;
     }
     __syncthreads();
-    int32_t base = 0, tile = 0, total = 0;
-    for (int i = 0; i < n_expert; i++) {
-        const int32_t n_tile = (count[i] + p.tokens - 1) / p.tokens;
-        base += i < (int)blockIdx.x ? count[i] : 0;
-        tile += i < (int)blockIdx.x ? n_tile : 0;
-        total += n_tile;
-    }
-    const int32_t mine = count[blockIdx.x];
+    /* thread i knows the pairs and tiles of the experts before the i-th, and the block's own */
+    const int32_t n = count[tid], n_tile = (n + p.tokens - 1) / p.tokens;
+    int32_t total, n_placed;
+    const int32_t tile_before = block_scan(n_tile, warp_sum, &total);
+    const int32_t before = block_scan(n, warp_sum, &n_placed);
+    if (tid == (int)blockIdx.x)
+        own[0] = n, own[1] = before, own[2] = tile_before;
+    __syncthreads();
+    const int32_t mine = own[0], first = own[1], tile = own[2];
     for (int i = tid; i * p.tokens < mine; i += SORT_THREADS) {
         p.tile_group[tile + i] = e;
-        p.tile_first[tile + i] = base + i * p.tokens;
-        p.tile_end[tile + i] = base + mine;
+        p.tile_first[tile + i] = first + i * p.tokens;
+        p.tile_end[tile + i] = first + mine;
     }
     for (int i = total + tid; blockIdx.x == 0 && i < p.max_tile; i += SORT_THREADS)
         p.tile_group[i] = -1;
-    for (int32_t i0 = 0; i0 < p.n_pair; i0 += SORT_THREADS) {
-        const int32_t i = i0 + tid;
-        const bool is_mine = i < p.n_pair && p.experts[i] == e;
-        const uint32_t same = __ballot_sync(0xFFFFFFFFu, is_mine);
-        if (lane == 0)
-            warp_sum[warp] = __popc(same);
-        __syncthreads();
-        int32_t before = base;
-        for (int w = 0; w < SORT_THREADS / 32; w++) {
-            before += w < warp ? warp_sum[w] : 0;
-            base += warp_sum[w];
+    int32_t base = first;
+    for (int32_t i0 = 0; i0 < p.n_pair; i0 += SORT_PAIRS) {
+        const int32_t i = i0 + tid * SORT_EACH;
+        bool is_mine[SORT_EACH];
+        int32_t n_mine = 0, n_all;
+#pragma unroll
+        for (int j = 0; j < SORT_EACH; j++) {
+            is_mine[j] = i + j < p.n_pair && p.experts[i + j] == e;
+            n_mine += is_mine[j];
         }
-        if (is_mine) {
-            const int32_t at = before + __popc(same & ((1u << lane) - 1));
-            p.gather[at] = i / p.n_used;
-            p.place[i] = at;
+        int32_t at = base + block_scan(n_mine, warp_sum, &n_all);
+        base += n_all;
+#pragma unroll
+        for (int j = 0; j < SORT_EACH; j++) {
+            if (is_mine[j]) {
+                p.gather[at] = (i + j) / p.n_used;
+                p.pair[at] = i + j;
+                at++;
+            }
         }
-        __syncthreads();
     }
-}
-
-typedef struct moe_sum {
-    const float *y;      /* [n_pair, D] in sorted order */
-    const float *shared; /* [n_row, D] or NULL */
-    const int32_t *place;
-    const float *weights; /* [n_row, n_used] */
-    float *acc;           /* [n_row, D] */
-    int32_t d_model, n_used;
-    float routed_scale;
-    bool accumulate;
-} moe_sum;
-
-/* grid (n_row, ceil(D / 1024)): four columns a thread. */
-static __global__ void __launch_bounds__(256) mm_moe_sum(const moe_sum p)
-{
-    const int64_t t = blockIdx.x;
-    const int32_t j = ((int32_t)blockIdx.y * 256 + (int32_t)threadIdx.x) * 4;
-    mm_pdl_wait();
-    mm_pdl_trigger();
-    if (j >= p.d_model)
-        return;
-    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-    float *acc = p.acc + t * p.d_model + j;
-    if (p.accumulate)
-        sum = *(const float4 *)(const void *)acc;
-    for (int32_t k = 0; k < p.n_used; k++) {
-        const int32_t at = p.place[t * p.n_used + k];
-        if (at < 0)
-            continue;
-        const float gain = p.routed_scale * p.weights[t * p.n_used + k];
-        const float4 y = *(const float4 *)(const void *)(p.y + (int64_t)at * p.d_model + j);
-        sum.x += gain * y.x;
-        sum.y += gain * y.y;
-        sum.z += gain * y.z;
-        sum.w += gain * y.w;
-    }
-    if (p.shared != NULL) {
-        const float4 y = *(const float4 *)(const void *)(p.shared + t * p.d_model + j);
-        sum.x += y.x;
-        sum.y += y.y;
-        sum.z += y.z;
-        sum.w += y.w;
-    }
-    *(float4 *)(void *)acc = sum;
 }
 
 static int32_t piece_rows(const mm_op_shape *s)
@@ -143,7 +131,7 @@ size_t mm_cuda_moe_large_scratch(const mm_op_shape *s)
 typedef struct moe_piece {
     moe_sort sort;
     uint16_t *a, *a_shared;
-    float *y, *y_shared;
+    float *y, *y_shared; /* [pair, D], [row, D] */
 } moe_piece;
 
 static mm_status take_piece(const mm_op_context *c, int32_t rows, moe_piece *m)
@@ -152,7 +140,7 @@ static mm_status take_piece(const mm_op_context *c, int32_t rows, moe_piece *m)
     const size_t pair = (size_t)rows * (size_t)s->n_expert_used;
     const size_t tile = (size_t)tile_bound((int32_t)pair, s->n_expert, 32) * 4;
     MM_TRY(mm_cuda_take(c, pair * 4, (void **)&m->sort.gather));
-    MM_TRY(mm_cuda_take(c, pair * 4, (void **)&m->sort.place));
+    MM_TRY(mm_cuda_take(c, pair * 4, (void **)&m->sort.pair));
     MM_TRY(mm_cuda_take(c, tile, (void **)&m->sort.tile_group));
     MM_TRY(mm_cuda_take(c, tile, (void **)&m->sort.tile_first));
     MM_TRY(mm_cuda_take(c, tile, (void **)&m->sort.tile_end));
@@ -177,8 +165,7 @@ static mm_status run_experts(const mm_op_context *c, const mm_moe_args *a, const
 {
     const mm_op_shape *s = c->shape;
     moe_sort *sort = &m->sort;
-    /* few rows an expert: small tiles, or most of a tile would be padding */
-    sort->tokens = sort->n_pair / s->n_expert <= 48 ? 32 : 128;
+    sort->tokens = mm_large_tile(c, sort->n_pair / s->n_expert);
     sort->max_tile = tile_bound(sort->n_pair, a->last - a->first, sort->tokens);
     MM_TRY(mm_launch(c, "moe_sort", mm_moe_sort, dim3((unsigned)(a->last - a->first)),
                      dim3(SORT_THREADS), 0, *sort));
@@ -200,6 +187,7 @@ static mm_status run_experts(const mm_op_context *c, const mm_moe_args *a, const
     q.tile_group = sort->tile_group;
     q.tile_first = sort->tile_first;
     q.tile_end = sort->tile_end;
+    q.scatter = sort->pair;
     q.decode = w2->global_scales;
     q.y = m->y;
     q.y_stride = s->d_model;
@@ -228,19 +216,22 @@ mm_status mm_cuda_moe_large(const mm_op_context *c, int32_t n_row, const mm_moe_
         if (a->with_shared)
             MM_TRY(run_shared(c, a, h, rows, &m));
         MM_TRY(run_experts(c, a, h, rows, &m));
-        moe_sum sum = {};
-        sum.y = m.y;
+        const int64_t at = (int64_t)t * s->d_model;
+        mm_branch_sum sum = {};
+        sum.acc = a->accumulate ? a->acc + at : NULL;
+        sum.part = m.y;
         sum.shared = a->with_shared ? m.y_shared : NULL;
-        sum.place = m.sort.place;
+        sum.experts = m.sort.experts;
         sum.weights = a->weights + (int64_t)t * k;
-        sum.acc = a->acc + (int64_t)t * s->d_model;
-        sum.d_model = s->d_model;
-        sum.n_used = k;
         sum.routed_scale = s->routed_scale;
-        sum.accumulate = a->accumulate;
-        MM_TRY(mm_launch(c, "moe_sum", mm_moe_sum,
-                         dim3((unsigned)rows, (unsigned)((s->d_model + 1023) / 1024)), dim3(256), 0,
-                         sum));
+        sum.n_slot = k;
+        sum.first = a->first;
+        sum.last = a->last;
+        if (a->finish)
+            MM_TRY(mm_cuda_branch_sum_end(c, rows, &sum, (uint16_t *)a->x + at, a->norm_w,
+                                          (uint16_t *)a->h_out + at));
+        else
+            MM_TRY(mm_cuda_branch_sum_store(c, rows, &sum, a->acc + at));
     }
     return MM_OK;
 }

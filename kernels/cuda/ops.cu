@@ -94,6 +94,7 @@ static mm_ops table()
     t.scratch_bytes = scratch_bytes;
     t.check_shape = check_shape;
     t.begin = mm_cuda_begin;
+    t.expand = mm_cuda_expand;
     t.embed = mm_cuda_embed;
     t.attn_in = mm_cuda_attn_in;
     t.attn_sparse = mm_cuda_attn_sparse;

@@ -107,7 +107,7 @@ MM_DEV_FN uint4 mxfp8_lane(const mm_pack_piece &p, int64_t tile, int frag, int l
         const uint8_t *row = piece_row(p, tile, g + 8 * (i & 1), p.code, p.row_bytes);
         const uint32_t c = row != NULL && col < p.n_in ? row[col] : 0;
         is_nan |= (c & 0x7F) == 0x7F;
-        out[k / 4] |= c << 8 * (k % 4);
+        out[k / 4] |= mm_frag_mxfp8_bits(i, k % 2, c);
     }
     if (is_nan)
         atomicOr(&p.flag[FLAG_CODE_NAN], 1u);

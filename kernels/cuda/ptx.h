@@ -232,22 +232,10 @@ MM_DEV_FN void mm_ldmatrix_x4(uint32_t r[4], const void *smem)
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(mm_smem_addr(smem)));
 }
-MM_DEV_FN void mm_ldmatrix_x2(uint32_t r[2], const void *smem)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(mm_smem_addr(smem)));
-}
 MM_DEV_FN void mm_ldmatrix_x4_trans(uint32_t r[4], const void *smem)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(mm_smem_addr(smem)));
-}
-MM_DEV_FN void mm_ldmatrix_x2_trans(uint32_t r[2], const void *smem)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
                  : "r"(mm_smem_addr(smem)));
 }
 
@@ -292,11 +280,45 @@ MM_DEV_FN void mm_bar_sync(int id, int n_thread)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_thread) : "memory");
 }
 
+/* ---------------------------------------------------------------- clusters (sm_90 and newer) */
+
+/* Barrier of all threads of the cluster: what they wrote to shared memory before it can be read. */
+MM_DEV_FN void mm_cluster_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
+            : "memory");
+#endif
+}
+/* The same for the end of a kernel: nothing that a thread wrote is read behind it, but what it read
+ * of another block has come. */
+MM_DEV_FN void mm_cluster_leave()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::
+                     : "memory");
+#endif
+}
+/* 16 bytes at this place of the dynamic shared memory of block `rank` of the cluster. */
+MM_DEV_FN float4 mm_cluster_ld16(const void *smem, int rank)
+{
+    float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n .reg .u32 at;\n mapa.shared::cluster.u32 at, %4, %5;\n"
+                 " ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [at];\n}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(mm_smem_addr(smem)), "r"(rank)
+                 : "memory");
+#endif
+    return v;
+}
+
 /* ---------------------------------------------------------------- order of launches */
 
 /* Programmatic dependent launch: everything that the kernel before wrote is visible after wait;
  * before it only weights may be read, and what a kernel wrote that was waited for by one which
- * triggers behind its own wait (embed: all that begin wrote). trigger lets the next kernel start.
+ * triggers behind its own wait (embed: all that expand wrote). trigger lets the next kernel start.
  * No-ops elsewhere. */
 MM_DEV_FN void mm_pdl_wait()
 {

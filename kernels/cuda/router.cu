@@ -6,39 +6,25 @@
  * A slice is a block's, so that 128 x 6144 fill the device; slices are added where the choice is
  * made: for one or two rows by the last block to arrive, else by a kernel of one block a row. One
  * or two rows need not even be finished: every block sums and norms them itself (branch_row.h),
- * from L2. */
+ * from L2. More than 64 rows are router_sm90a.cu's where there is wgmma. */
 #include "kernels/cuda/branch.h"
 #include "kernels/cuda/branch_row.h"
+#include "kernels/cuda/router.h"
 
-#define ROUTER_STEPS 2   /* of 16 columns, of a piece: a chain of six products */
-#define ROUTER_PIECES 3  /* of a group: of a warp, or of three warps */
-#define ROUTER_GROUPS 4  /* of a slice */
 #define ROUTER_TILES 4   /* of eight rows, at once */
 #define ROUTER_FUSED 2   /* rows up to which the last block chooses */
 #define ROUTER_PIECE 512 /* rows whose slices are in scratch at once */
 #define ROUTER_MAX_EXPERT 1024
-#define ROUTER_COLS (ROUTER_GROUPS * ROUTER_PIECES * ROUTER_STEPS * 16) /* of a slice */
 #define ROUTER_MAX_USED 32
 #define ROUTER_END_WARPS (ROUTER_GROUPS * ROUTER_PIECES) /* a piece each */
 
-typedef struct mm_router_args {
-    const uint16_t *h;
-    const float *gate, *bias;
-    float *part; /* [n_row, n_slice, n_expert] */
-    int32_t *experts;
-    float *weights;
-    uint32_t *counter;
-    int32_t n_row, d, n_expert, n_used, n_slice;
-    int32_t rows; /* of a block */
-    bool force, is_fused;
-} mm_router_args;
-
 /* What the choice for one row needs in shared memory. key: order of the scores, larger first. */
-typedef struct mm_router_row {
-    float p[ROUTER_MAX_EXPERT];
-    uint32_t key[ROUTER_MAX_EXPERT];
+template <int MAX_EXPERT> struct mm_router_row_of {
+    float p[MAX_EXPERT];
+    uint32_t key[MAX_EXPERT];
     int32_t id[ROUTER_MAX_USED];
-} mm_router_row;
+};
+typedef mm_router_row_of<ROUTER_MAX_EXPERT> mm_router_row;
 
 #define ROUTER_KEY_NAN 0xFFFFFFFFu /* a NaN logit; 0: no expert, 1: a NaN bias */
 
@@ -46,6 +32,14 @@ MM_DEV_FN uint32_t router_key(float score)
 {
     const uint32_t u = __float_as_uint(score);
     return isnan(score) ? 1u : (u >> 31) != 0 ? ~u : u | 0x80000000u;
+}
+
+/* Probability and key of expert e. */
+template <typename Row> MM_DEV_FN void router_rate(int e, float logit, float bias, Row *row)
+{
+    const float p = 1.0f / (1.0f + expf(-logit));
+    row->p[e] = p;
+    row->key[e] = isnan(logit) ? ROUTER_KEY_NAN : router_key(p + bias);
 }
 
 /* Probabilities and keys of row t from the sums of its slices, by all threads of the block. */
@@ -64,16 +58,14 @@ MM_DEV_FN void router_score(const mm_router_args &a, int64_t t, mm_router_row *r
             for (int s = 0; s < 16; s++)
                 sum += v[s]; /* absent slices add +0: the same for every row */
         }
-        const float p = 1.0f / (1.0f + expf(-sum));
-        row->p[e] = p;
-        row->key[e] = isnan(sum) ? ROUTER_KEY_NAN : router_key(p + bias);
+        router_rate(e, sum, bias, row);
     }
 }
 
 /* The choice for row t by one warp. Lane l has the experts PER l .. PER l + PER - 1, so the lowest
  * lane with the best key has the lowest id. */
-template <int PER>
-MM_DEV_FN void router_choose(const mm_router_args &a, int64_t t, mm_router_row *row)
+template <int PER, typename Row>
+MM_DEV_FN void router_choose(const mm_router_args &a, int64_t t, Row *row)
 {
     const int lane = (int)threadIdx.x % 32, e0 = lane * PER;
     uint32_t key[PER], most = 0;
@@ -165,17 +157,6 @@ MM_DEV_FN void router_finish(const mm_router_args &a, mm_router_row *row)
     const int warp = (int)threadIdx.x / 32;
     if (warp < a.n_row)
         router_choose_any(a, warp, row + warp);
-}
-
-/* Two f32 values to a pair of their bf16 parts. */
-MM_DEV_FN void router_split(float2 v, uint32_t out[3])
-{
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        out[i] = mm_f32x2_bf16x2(v.x, v.y);
-        v.x -= mm_bf16_lo(out[i]);
-        v.y -= mm_bf16_hi(out[i]);
-    }
 }
 
 /* Rows g and g + 8 of a tile of 16 experts, one piece: operand A of its steps, in three parts. */
@@ -338,6 +319,34 @@ static __global__ void __launch_bounds__(128) mm_router_choice(const mm_router_a
     __syncthreads();
     if (threadIdx.x < 32)
         router_choose_any(a, blockIdx.x, &row);
+}
+
+#define ROUTER_WARP_EXPERTS 128 /* of which a warp makes the choice alone */
+
+/* Finished logits of many rows: grid of n_row / 4, block 128, a warp a row. */
+static __global__ void __launch_bounds__(128) mm_router_choice_many(const mm_router_args a)
+{
+    __shared__ mm_router_row_of<ROUTER_WARP_EXPERTS> rows[4];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int64_t t = (int64_t)blockIdx.x * 4 + warp;
+    mm_pdl_trigger();
+    float bias[ROUTER_WARP_EXPERTS / 32], logit[ROUTER_WARP_EXPERTS / 32];
+#pragma unroll
+    for (int i = 0; i < ROUTER_WARP_EXPERTS / 32; i++)
+        bias[i] = a.bias != NULL && i * 32 + lane < a.n_expert ? a.bias[i * 32 + lane] : 0.0f;
+    mm_pdl_wait();
+    if (t >= a.n_row)
+        return;
+#pragma unroll
+    for (int i = 0; i < ROUTER_WARP_EXPERTS / 32; i++) {
+        const int e = i * 32 + lane;
+        logit[i] = e < a.n_expert ? __ldcg(a.part + t * a.n_expert + e) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < ROUTER_WARP_EXPERTS / 32; i++)
+        router_rate(i * 32 + lane, logit[i], bias[i], &rows[warp]);
+    __syncwarp();
+    router_choose<ROUTER_WARP_EXPERTS / 32>(a, t, &rows[warp]);
 }
 
 /* ---------------------------------------------------------------- the end of the branch as well */
@@ -508,19 +517,32 @@ mm_status mm_cuda_router(const mm_op_context *c, int32_t n_row, const mm_attn_ou
 {
     mm_router_args a = {};
     MM_TRY(prepare(c, args, &a));
-    for (int32_t t = 0; t < n_row; t += ROUTER_PIECE) {
-        a.n_row = n_row - t < ROUTER_PIECE ? n_row - t : ROUTER_PIECE;
+    const bool is_many = n_row > MM_CUDA_SMALL_ROWS && mm_cuda_of(c)->tier == MM_CUDA_HOPPER;
+    const bool is_whole = is_many && mm_router_many_is_whole(c, n_row);
+    /* finished logits take the place of one slice */
+    const int32_t most = is_whole ? ROUTER_PIECE * a.n_slice : ROUTER_PIECE;
+    for (int32_t t = 0; t < n_row; t += most) {
+        a.n_row = n_row - t < most ? n_row - t : most;
         a.h = (const uint16_t *)args->h + (int64_t)t * a.d;
         a.experts = args->experts + (int64_t)t * a.n_used;
         a.weights = args->weights + (int64_t)t * a.n_used;
-        a.is_fused = a.n_row <= ROUTER_FUSED;
+        a.is_fused = !is_many && a.n_row <= ROUTER_FUSED;
         a.rows = a.n_row <= 64 ? 32 : 64; /* more blocks, or the gate read less often */
-        const dim3 grid((unsigned)((a.n_expert + 15) / 16), (unsigned)a.n_slice,
-                        (unsigned)((a.n_row + a.rows - 1) / a.rows));
-        MM_TRY(mm_launch(c, "router_logits", mm_router_logits, grid, dim3(128), 0, a));
-        if (!a.is_fused)
+        if (is_many) {
+            MM_TRY(mm_router_many_sm90a(c, &a, is_whole));
+        } else {
+            const dim3 grid((unsigned)((a.n_expert + 15) / 16), (unsigned)a.n_slice,
+                            (unsigned)((a.n_row + a.rows - 1) / a.rows));
+            MM_TRY(mm_launch(c, "router_logits", mm_router_logits, grid, dim3(128), 0, a));
+        }
+        mm_router_args choice = a;
+        choice.n_slice = is_whole ? 1 : a.n_slice;
+        if (is_whole && a.n_expert <= ROUTER_WARP_EXPERTS)
+            MM_TRY(mm_launch(c, "router_choice_many", mm_router_choice_many,
+                             dim3((unsigned)((a.n_row + 3) / 4)), dim3(128), 0, choice));
+        else if (!a.is_fused)
             MM_TRY(mm_launch(c, "router_choice", mm_router_choice, dim3((unsigned)a.n_row),
-                             dim3(128), 0, a));
+                             dim3(128), 0, choice));
     }
     return MM_OK;
 }

@@ -74,6 +74,12 @@ MM_DEV_FN void mm_proxy_fence()
 template <int N> MM_DEV_FN void mm_wgmma_hold(float *)
 {
 }
+template <int N> MM_DEV_FN void mm_registers_less()
+{
+}
+template <int N> MM_DEV_FN void mm_registers_more()
+{
+}
 #else
 
 /* Start address, rows of 8 are 1024 bytes apart, 128-byte swizzle. */
@@ -151,6 +157,16 @@ template <int N> MM_DEV_FN void mm_wgmma_hold(float *d)
 #pragma unroll
     for (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i])::"memory");
+}
+/* A warpgroup gives registers back to the block, or waits for and takes more: N a thread from here
+ * on, a multiple of 8. */
+template <int N> MM_DEV_FN void mm_registers_less()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> MM_DEV_FN void mm_registers_more()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 #endif
 #endif

@@ -61,6 +61,7 @@ const mm_ops mm_ref_ops = {
     .scratch_bytes = scratch_bytes,
     .check_shape = check_shape,
     .begin = mm_host_begin,
+    .expand = mm_host_expand,
     .embed = mm_ref_embed,
     .attn_in = mm_ref_attn_in,
     .attn_sparse = mm_ref_attn_sparse,

@@ -277,7 +277,10 @@ def phases_run(options: argparse.Namespace, folder: Path) -> list[Row]:
         work, floor = floor_of_phase(options, folder, line), ""
         if work is not None:
             us = 1e6 * work.seconds(bandwidth, rate)
-            floor, note = f"{us:.1f}", f"{100 * us / float(line['us']):.0f} % of its floor; {note}"
+            floor, note = (
+                f"{us:.{1 if us >= 1 else 4}f}",
+                f"{100 * us / float(line['us']):.0f} % of its floor; {note}",
+            )
         rows.append(Row("phase", params, line["us"], "us", floor, note=note))
         print(f"{params}: {line['us']} us, floor {floor or '?'}, {note}", flush=True)
     return rows

@@ -80,7 +80,11 @@ def step_work(
     router = Work(4.0 * n_expert * d + 2.0 * rows * d, 2.0 * n_expert * d * rows)
     index, attend = attention(n_head, n_kv, top, sequences, rows, context)
     o = linear("mxfp8", d, n_head * 128, rows)
+    plan = 4.0 * (rows + 5 * sequences + 14 * n_logit)  # tokens, sequences, outputs (batch.h)
+    views = 4.0 * (3 * rows + 3 * sequences + 13 * n_logit)
     return {
+        "begin": Work(plan + views),  # and expand
+        "embed": Work(2.0 * rows * d * 3),  # bf16: a row is read, stream and normed row written
         "attn_in": together(
             linear("mxfp8", (n_head + 3 * n_kv + 1) * 128, d, rows),
             Work(rows * 128.0 * (2 * n_kv + 1)),
@@ -95,9 +99,12 @@ def step_work(
         "moe": together(experts, mlp("mxfp8", shared, rows), norm, times=n_moe),
         "head": together(linear("bf16", vocab // world, d, n_logit), Work(2.0 * n_logit * vocab)),
         "sample": Work(4.0 * n_logit * vocab),
+        "logprobs": Work(4.0 * n_logit * vocab),
     }
 
 
 def step_seconds(work: dict[str, Work], bandwidth: float, rate: float) -> float:
-    """Floor of a step whose ops follow one another; sampling is left out, as part of no layer."""
-    return sum(w.seconds(bandwidth, rate) for name, w in work.items() if name != "sample")
+    """Floor of a step whose ops follow one another; what comes before and after the layers is left
+    out, but for the head."""
+    outside = ("begin", "embed", "sample", "logprobs")
+    return sum(w.seconds(bandwidth, rate) for name, w in work.items() if name not in outside)

@@ -26,13 +26,16 @@ struct mm_graph {
 static struct {
     double step_s, idle_s;
     double began; /* when mm_mock_reset was called */
-    int64_t n_call, n_launch, n_late, n_upload, n_download, n_wait;
+    int64_t n_call, n_launch, n_late, n_upload, n_download, n_wait, n_stray;
+    uint64_t step; /* of the batch of the step that was queued last */
+    bool has_step;
 } count;
 static bool is_capturing;
+static mm_ring captured; /* all graphs have the same */
 
 /* For tests: "calls", "launches", "late" (graphs queued when the device had nothing to do),
- * "idle_ns" (how long it had waited by then), "uploads", "downloads", "waits"; all since
- * mm_mock_reset. */
+ * "idle_ns" (how long it had waited by then), "uploads", "downloads", "waits", "strays" (steps
+ * that found another batch than the one after the last step's); all since mm_mock_reset. */
 EXPORT int64_t mm_mock_count(const char *what);
 EXPORT void mm_mock_reset(void);
 
@@ -51,7 +54,7 @@ int64_t mm_mock_count(const char *what)
     } all[] = {{"calls", count.n_call},     {"launches", count.n_launch},
                {"late", count.n_late},      {"idle_ns", (int64_t)(1e9 * count.idle_s)},
                {"uploads", count.n_upload}, {"downloads", count.n_download},
-               {"waits", count.n_wait}};
+               {"waits", count.n_wait},     {"strays", count.n_stray}};
     for (size_t i = 0; i < MM_ARRAY_LEN(all); i++)
         if (strcmp(all[i].name, what) == 0)
             return all[i].value;
@@ -80,17 +83,30 @@ static mm_status any_shape(const mm_op_shape *s)
 }
 static mm_status begin(const mm_op_context *c, const mm_begin_args *a)
 {
-    const mm_batch *b = a->plan;
-    (void)c;
+    (void)c, (void)a;
     count.n_call++;
-    const bool is_padded = a->pad_seqs > 0;
-    a->seq->n_seq = is_padded ? a->pad_seqs : b->n_seq;
-    a->seq->n_row = is_padded ? a->pad_seqs * (b->n_row / b->n_seq) : b->n_row;
-    a->seq->max_pos = b->max_pos;
-    a->seq->is_decode = b->is_decode != 0;
-    a->seq->slots = a->slots;
-    a->out->n_out = is_padded && b->n_out == b->n_seq ? a->pad_seqs : b->n_out;
-    a->out->blob = a->blob;
+    return MM_OK;
+}
+
+/* The next step of the engine: one after the other, whether captured or not. */
+static void begin_step(const mm_batch *b)
+{
+    count.n_stray += count.has_step && b->step != count.step + 1;
+    count.has_step = true;
+    count.step = b->step;
+}
+static mm_status expand(const mm_op_context *c, const mm_expand_args *a)
+{
+    (void)c;
+    if (is_capturing) {
+        captured = *a->ring;
+        return MM_OK;
+    }
+    count.n_call++;
+    if (a->plan == NULL) /* the first run of a size, before it is captured */
+        return MM_OK;
+    begin_step(a->plan);
+    *a->ring->turn = (a->i_ring + 1) % a->ring->n;
     return MM_OK;
 }
 #define SEQ_OP(name, args)                                                                         \
@@ -122,6 +138,7 @@ static const mm_ops table = {
     .scratch_bytes = no_scratch,
     .check_shape = any_shape,
     .begin = begin,
+    .expand = expand,
     .embed = embed,
     .attn_in = attn_in,
     .attn_sparse = attn_sparse,
@@ -261,6 +278,9 @@ static mm_status graph_launch(mm_backend *b, mm_graph *g, mm_stream *s)
 {
     (void)b, (void)g;
     const double t = now();
+    const int32_t i = *captured.turn;
+    begin_step(captured.batch[i]);
+    *captured.turn = (i + 1) % captured.n;
     count.n_call++;
     count.n_launch++;
     if (s->end < t) { /* the first step of all has nothing to be late for */
@@ -321,7 +341,6 @@ mm_status mm_cuda_backend(uint32_t abi, const mm_host_services *services,
         .close = close_backend,
     };
     b->props.has_graph = services->graph != 0;
-    b->props.reads_host = true;
     b->props.memory_total = b->props.memory_free = (int64_t)16 << 30;
     *out = b;
     return MM_OK;

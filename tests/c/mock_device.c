@@ -4,12 +4,13 @@
  * milliseconds, where no GPU is.
  *
  * Device memory is unreadable except while an op or a copy runs: an engine that dereferences it
- * dies. A recorded op keeps its arguments by value, as a kernel does. */
+ * dies. An op keeps its arguments by value, as a kernel does. And the device is as late as it may
+ * be: what is queued runs when the host waits for an event after it, so host memory that is written
+ * too early is seen written. */
 #include <stdio.h>
 #include <sys/mman.h>
 
 #include "kernels/host.h"
-#include "kernels/host_begin.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -23,7 +24,8 @@ typedef struct block {
 static struct {
     const mm_host_services *services;
     block list[MAX_BLOCK];
-    int32_t n_launch, n_capture, n_download, n_eager, n_pad;
+    int32_t n_alloc, n_launch, n_capture, n_download, n_eager, n_pad;
+    mm_status (*alloc_host)(mm_backend *b, void **out, size_t n_bytes); /* ref's */
     int32_t fail_after; /* ops until one fails; 0: never */
 } mock;
 
@@ -40,9 +42,16 @@ static void protect(int how)
             (void)mprotect(mock.list[i].base, mock.list[i].size, how);
 }
 
+static mm_status mock_alloc_host(mm_backend *b, void **out, size_t n_bytes)
+{
+    mock.n_alloc++;
+    return mock.alloc_host(b, out, n_bytes);
+}
+
 static mm_status mock_alloc(mm_backend *b, void **out, size_t n_bytes)
 {
     (void)b;
+    mock.n_alloc++;
     for (int i = 0; i < MAX_BLOCK; i++) {
         block *k = &mock.list[i];
         if (k->base != NULL)
@@ -61,9 +70,12 @@ static mm_status mock_alloc(mm_backend *b, void **out, size_t n_bytes)
     return MM_E_NOMEM;
 }
 
+static mm_status run_all(void);
+
 static void mock_free(mm_backend *b, void *p)
 {
     (void)b;
+    (void)run_all(); /* as a device does */
     for (int i = 0; i < MAX_BLOCK; i++)
         if (p != NULL && mock.list[i].base == p) {
             munmap(mock.list[i].base, mock.list[i].size);
@@ -77,6 +89,8 @@ int64_t mm_mock_count(const char *what)
     if (strcmp(what, "bytes") == 0)
         for (int i = 0; i < MAX_BLOCK; i++)
             n += (int64_t)mock.list[i].asked;
+    if (strcmp(what, "alloc") == 0) /* of device and host memory, streams, events, captures */
+        n = mock.n_alloc;
     if (strcmp(what, "launch") == 0)
         n = mock.n_launch;
     if (strcmp(what, "capture") == 0)
@@ -98,6 +112,8 @@ void mm_mock_fail_after(int32_t n)
 /* ---------------------------------------------------------------- ops */
 
 typedef enum op_kind {
+    OP_BEGIN,
+    OP_EXPAND,
     OP_EMBED,
     OP_ATTN_IN,
     OP_ATTN_SPARSE,
@@ -109,6 +125,7 @@ typedef enum op_kind {
     OP_SAMPLE,
     OP_LOGPROBS,
     OP_ZERO,
+    OP_COPY,
     OP_DOWNLOAD
 } op_kind;
 
@@ -117,7 +134,10 @@ typedef struct node {
     mm_op_context c;
     mm_seq_view seq;
     mm_out_view out;
+    mm_ring ring;
     union {
+        mm_begin_args begin;
+        mm_expand_args expand;
         mm_embed_args embed;
         mm_attn_in_args attn_in;
         mm_attn_sparse_args attn_sparse;
@@ -133,6 +153,11 @@ typedef struct node {
             size_t n_bytes;
         } zero;
         struct {
+            void *dst;
+            const void *src;
+            size_t n_bytes;
+        } copy;
+        struct {
             void *const *to;
             const void *src;
             size_t n_bytes;
@@ -145,12 +170,42 @@ struct mm_graph {
     int32_t n;
 };
 
+struct mm_event {
+    int64_t at; /* what was queued before it */
+};
+
 static mm_graph *recording;
 
-static mm_status run_node(const node *n)
+/* What was queued: item i came after start + i others; those before `next` have run. */
+static struct {
+    node *item;
+    int64_t start, next, n, cap;
+} queue;
+
+/* The ref op on the device's memory; the views' pointers are values of the node. */
+static mm_status run_expand(node *n)
+{
+    mm_expand_args a = n->a.expand;
+    a.seq = &n->seq;
+    a.out = &n->out;
+    a.ring = a.ring != NULL ? &n->ring : NULL;
+    if (a.plan == NULL) {
+        const mm_batch *b = n->ring.batch[*n->ring.turn];
+        mock.n_pad += n->seq.n_seq - b->n_seq;
+    } else {
+        a.plan = a.blob; /* the same header, where it was sent */
+    }
+    return mm_ref_ops.expand(&n->c, &a);
+}
+
+static mm_status run_node(node *n)
 {
     const mm_ops *r = &mm_ref_ops;
     switch (n->kind) {
+    case OP_BEGIN:
+        return r->begin(&n->c, &n->a.begin);
+    case OP_EXPAND:
+        return run_expand(n);
     case OP_EMBED:
         return r->embed(&n->c, &n->seq, &n->a.embed);
     case OP_ATTN_IN:
@@ -168,11 +223,16 @@ static mm_status run_node(const node *n)
     case OP_HEAD:
         return r->head(&n->c, &n->a.head);
     case OP_SAMPLE:
+        n->a.sample.out = &n->out;
         return r->sample(&n->c, &n->a.sample);
     case OP_LOGPROBS:
+        n->a.logprobs.out = &n->out;
         return r->logprobs(&n->c, &n->a.logprobs);
     case OP_ZERO:
         memset(n->a.zero.dst, 0, n->a.zero.n_bytes);
+        return MM_OK;
+    case OP_COPY:
+        memmove(n->a.copy.dst, n->a.copy.src, n->a.copy.n_bytes);
         return MM_OK;
     case OP_DOWNLOAD:
         mock.n_download++;
@@ -181,9 +241,9 @@ static mm_status run_node(const node *n)
     return MM_OK;
 }
 
-static mm_status run_open(const node *n)
+static mm_status run_open(node *n)
 {
-    if (mock.fail_after > 0 && --mock.fail_after == 0) {
+    if (n->kind != OP_COPY && mock.fail_after > 0 && --mock.fail_after == 0) {
         (void)mock.services->error_set(MM_E_DEVICE, "", -1, "mock: the device fell off the bus");
         return MM_E_DEVICE;
     }
@@ -196,26 +256,47 @@ static mm_status run_open(const node *n)
     return st;
 }
 
-static mm_status submit(node *n)
+/* Everything queued before `at`; what follows a failure never runs. */
+static mm_status run_until(int64_t at)
 {
-    if (n->kind == OP_SAMPLE) { /* the views' pointers are values, the struct is the caller's */
-        n->out = *n->a.sample.out;
-        n->a.sample.out = &n->out;
+    mm_status st = MM_OK;
+    while (st == MM_OK && queue.start + queue.next < at)
+        st = run_open(&queue.item[queue.next++]);
+    if (st == MM_OK && queue.next < queue.n)
+        return MM_OK;
+    queue.start += queue.n;
+    queue.next = queue.n = 0;
+    return st;
+}
+
+static mm_status run_all(void)
+{
+    return run_until(queue.start + queue.n);
+}
+
+static mm_status push(const node *n)
+{
+    if (queue.n == queue.cap) {
+        const int64_t cap = queue.cap > 0 ? 2 * queue.cap : 1024;
+        node *item = realloc(queue.item, (size_t)cap * sizeof *item);
+        if (item == NULL)
+            return MM_E_NOMEM;
+        queue.item = item;
+        queue.cap = cap;
     }
-    if (n->kind == OP_LOGPROBS) {
-        n->out = *n->a.logprobs.out;
-        n->a.logprobs.out = &n->out;
-    }
+    queue.item[queue.n++] = *n;
+    return MM_OK;
+}
+
+static mm_status submit(const node *n)
+{
     if (recording == NULL) {
         mock.n_eager++;
-        return run_open(n);
+        return push(n);
     }
     if (recording->n == MAX_NODE)
         return MM_E_NOMEM;
-    node *to = &recording->item[recording->n++];
-    *to = *n;
-    if (n->kind == OP_SAMPLE)
-        to->a.sample.out = &to->out;
+    recording->item[recording->n++] = *n;
     return MM_OK;
 }
 
@@ -233,6 +314,13 @@ static mm_status submit(node *n)
         n.a.name = *a;                                                                             \
         return submit(&n);                                                                         \
     }
+#define OUT_OP(name, KIND, args)                                                                   \
+    static mm_status mock_##name(const mm_op_context *c, const args *a)                            \
+    {                                                                                              \
+        node n = {.kind = KIND, .c = *c, .out = *a->out};                                          \
+        n.a.name = *a;                                                                             \
+        return submit(&n);                                                                         \
+    }
 SEQ_OP(embed, OP_EMBED, mm_embed_args)
 SEQ_OP(attn_in, OP_ATTN_IN, mm_attn_in_args)
 SEQ_OP(attn_sparse, OP_ATTN_SPARSE, mm_attn_sparse_args)
@@ -240,54 +328,18 @@ SEQ_OP(attn_dense, OP_ATTN_DENSE, mm_attn_dense_args)
 SEQ_OP(attn_out, OP_ATTN_OUT, mm_attn_out_args)
 SEQ_OP(mlp, OP_MLP, mm_mlp_args)
 SEQ_OP(moe, OP_MOE, mm_moe_args)
+PLAIN_OP(begin, OP_BEGIN, mm_begin_args)
 PLAIN_OP(head, OP_HEAD, mm_head_args)
-PLAIN_OP(sample, OP_SAMPLE, mm_sample_args)
-PLAIN_OP(logprobs, OP_LOGPROBS, mm_logprob_args)
+OUT_OP(sample, OP_SAMPLE, mm_sample_args)
+OUT_OP(logprobs, OP_LOGPROBS, mm_logprob_args)
 
-#define WRITABLE(field) ((int32_t *)(uintptr_t)(field))
-
-/* Fills up with sequences of the reserved slot (ops.h, pad_seqs). */
-static void pad(const mm_begin_args *a)
+static mm_status mock_expand(const mm_op_context *c, const mm_expand_args *a)
 {
-    const mm_batch *b = a->plan;
-    mm_seq_view *v = a->seq;
-    mm_out_view *o = a->out;
-    const int32_t rows = b->n_row / b->n_seq, spare = a->slots->n_slot - 1;
-    mock.n_pad += a->pad_seqs - b->n_seq;
-    for (int32_t i = b->n_seq; i < a->pad_seqs; i++) {
-        WRITABLE(v->slot)[i] = spare;
-        WRITABLE(v->row_start)[i + 1] = (i + 1) * rows;
-        for (int32_t r = 0; r < rows; r++) {
-            WRITABLE(v->row_seq)[i * rows + r] = i;
-            WRITABLE(v->pos)[i * rows + r] = r;
-            WRITABLE(v->token)[i * rows + r] = 0;
-        }
-        if (b->n_out != b->n_seq)
-            continue;
-        WRITABLE(o->row)[i] = i * rows + rows - 1;
-        WRITABLE(o->row_slot)[i] = spare;
-        WRITABLE(o->lane)[i] = 0;
-        WRITABLE(o->kind)[i] = MM_OUT_SAMPLE;
-        WRITABLE(o->token)[i] = -1;
-        WRITABLE(o->row_token)[i] = 0;
-        WRITABLE(o->n_top)[i] = -1;
-    }
-    v->n_seq = a->pad_seqs;
-    v->n_row = a->pad_seqs * rows;
-    if (b->n_out == b->n_seq)
-        o->n_out = a->pad_seqs;
-}
-
-static mm_status mock_begin(const mm_op_context *c, const mm_begin_args *a)
-{
-    protect(PROT_READ | PROT_WRITE);
-    mm_begin_args plain = *a; /* host backends pad nothing */
-    plain.pad_seqs = 0;
-    const mm_status st = mm_host_begin(c, &plain);
-    if (st == MM_OK && a->pad_seqs > 0)
-        pad(a);
-    protect(PROT_NONE);
-    return st;
+    node n = {.kind = OP_EXPAND, .c = *c, .seq = *a->seq, .out = *a->out};
+    n.a.expand = *a;
+    if (a->ring != NULL)
+        n.ring = *a->ring;
+    return submit(&n);
 }
 
 /* ---------------------------------------------------------------- streams, copies, graphs */
@@ -296,6 +348,7 @@ static mm_backend *ref;
 
 static mm_status mock_stream_open(mm_backend *b, mm_stream **out, size_t scratch)
 {
+    mock.n_alloc++;
     const mm_status st = ref->stream_open(ref, out, scratch);
     if (st == MM_OK)
         (*out)->backend = b;
@@ -308,31 +361,60 @@ static void mock_stream_close(mm_backend *b, mm_stream *s)
     ref->stream_close(ref, s);
 }
 
-static mm_status mock_nothing(mm_backend *b, mm_stream *s)
+static mm_status mock_sync(mm_backend *b, mm_stream *s)
 {
     (void)b, (void)s;
+    return run_all();
+}
+
+static mm_status mock_event_open(mm_backend *b, mm_event **out)
+{
+    (void)b;
+    mock.n_alloc++;
+    *out = calloc(1, sizeof **out);
+    return *out != NULL ? MM_OK : MM_E_NOMEM;
+}
+
+static void mock_event_close(mm_backend *b, mm_event *ev)
+{
+    (void)b;
+    free(ev);
+}
+
+static mm_status mock_event_record(mm_backend *b, mm_event *ev, mm_stream *s)
+{
+    (void)b, (void)s;
+    ev->at = queue.start + queue.n;
     return MM_OK;
 }
 
-static mm_status move(void *dst, const void *src, size_t n_bytes)
+static mm_status mock_event_wait(mm_backend *b, mm_event *ev)
 {
-    protect(PROT_READ | PROT_WRITE);
-    memmove(dst, src, n_bytes);
-    protect(PROT_NONE);
-    return recording == NULL ? MM_OK : MM_E_UNSUPPORTED;
+    (void)b;
+    return run_until(ev->at);
 }
 
-static mm_status mock_copy(mm_backend *b, mm_stream *s, void *dst, const void *src, size_t n)
+/* There is one queue: everything waits for what was queued before it. */
+static mm_status mock_stream_wait(mm_backend *b, mm_stream *s, mm_event *ev)
+{
+    (void)b, (void)s, (void)ev;
+    return MM_OK;
+}
+
+static mm_status mock_copy(mm_backend *b, mm_stream *s, void *dst, const void *src, size_t n_bytes)
 {
     (void)b, (void)s;
-    return move(dst, src, n);
+    node n = {.kind = OP_COPY};
+    n.a.copy.dst = dst;
+    n.a.copy.src = src;
+    n.a.copy.n_bytes = n_bytes;
+    return recording == NULL ? push(&n) : MM_E_UNSUPPORTED;
 }
 
 static mm_status mock_download(mm_backend *b, mm_stream *s, void *dst, const void *src, size_t n)
 {
-    (void)b, (void)s;
     mock.n_download++;
-    return move(dst, src, n);
+    return mock_copy(b, s, dst, src, n);
 }
 
 static mm_status mock_download_to(mm_backend *b, mm_stream *s, void *const *to, const void *src,
@@ -358,6 +440,7 @@ static mm_status mock_zero(mm_backend *b, mm_stream *s, void *dst, size_t n_byte
 static mm_status mock_graph_begin(mm_backend *b, mm_stream *s)
 {
     (void)b, (void)s;
+    mock.n_alloc++;
     recording = calloc(1, sizeof *recording);
     if (recording != NULL)
         recording->item = calloc(MAX_NODE, sizeof *recording->item);
@@ -378,7 +461,7 @@ static mm_status mock_graph_launch(mm_backend *b, mm_graph *g, mm_stream *s)
     (void)b, (void)s;
     mock.n_launch++;
     for (int32_t i = 0; i < g->n; i++)
-        MM_TRY(run_open(&g->item[i]));
+        MM_TRY(push(&g->item[i]));
     return MM_OK;
 }
 
@@ -422,6 +505,7 @@ mm_status mm_cuda_backend(uint32_t abi, const mm_host_services *services,
         return MM_E_NOMEM;
     table = mm_ref_ops;
     table.begin = mock_begin;
+    table.expand = mock_expand;
     table.embed = mock_embed;
     table.attn_in = mock_attn_in;
     table.attn_sparse = mock_attn_sparse;
@@ -432,13 +516,20 @@ mm_status mm_cuda_backend(uint32_t abi, const mm_host_services *services,
     table.head = mock_head;
     table.sample = mock_sample;
     table.logprobs = mock_logprobs;
-    *b = *ref; /* host memory, events */
+    *b = *ref; /* host memory */
     b->ops = &table;
     b->alloc = mock_alloc;
     b->free = mock_free;
+    mock.alloc_host = b->alloc_host;
+    b->alloc_host = mock_alloc_host;
     b->stream_open = mock_stream_open;
     b->stream_close = mock_stream_close;
-    b->sync = mock_nothing;
+    b->sync = mock_sync;
+    b->event_open = mock_event_open;
+    b->event_close = mock_event_close;
+    b->event_record = mock_event_record;
+    b->event_wait = mock_event_wait;
+    b->stream_wait = mock_stream_wait;
     b->upload = mock_copy;
     b->download = mock_download;
     b->copy = mock_copy;
@@ -454,7 +545,6 @@ mm_status mm_cuda_backend(uint32_t abi, const mm_host_services *services,
     snprintf(b->props.tier, sizeof b->props.tier, "mock");
     snprintf(b->props.device, sizeof b->props.device, "ref behind a wall");
     b->props.is_host = false;
-    b->props.reads_host = true;
     b->props.has_graph = services->graph != 0;
     b->props.memory_total = (int64_t)8 << 30;
     b->props.memory_free = (int64_t)8 << 30;

@@ -8,9 +8,9 @@ __attribute__((constructor)) static void set_environment(void)
 {
     setenv("MM_THREADS", "3", 1);
     setenv("MM_GRAPH", "0", 1);
-    setenv("MM_SYNC", "yes", 1);    /* no number: ignored, warned about */
+    setenv("MM_SYNC", "yes", 1);    /* no number: warned about, no engine opens */
     setenv("MM_TIER", "AVX2", 1);   /* letters of any case */
-    setenv("MM_BACKEND", "gpu", 1); /* no such choice: ignored, warned about */
+    setenv("MM_BACKEND", "gpu", 1); /* no such choice: the same */
     setenv("MM_PROBE", "attn_q,3", 1);
     setenv("MM_DUMP", "", 1);    /* empty: as if unset */
     setenv("MM_DEV", "1", 1);    /* a variable of the build: no warning */
@@ -24,7 +24,7 @@ MM_TEST(test_env_reads_what_is_set)
 {
     const mm_env *e = mm_env_get();
     MM_CHECK(e->threads == 3 && e->graph == 0 && e->sync == 0 && e->check == 0);
-    MM_CHECK(e->tier != NULL && strcmp(e->tier, "AVX2") == 0);
+    MM_CHECK(e->tier != NULL && strcmp(e->tier, "avx2") == 0);
     MM_CHECK(e->backend == NULL && e->dump == NULL && e->cuda_so == NULL && e->log == NULL);
     MM_CHECK(e->probe != NULL && strcmp(e->probe, "attn_q,3") == 0);
 }
@@ -46,6 +46,13 @@ MM_TEST(test_env_warns_about_typos_and_bad_values_once)
              "%s", all);
     (void)mm_env_get();
     MM_CHECK(mm_log_take(&level, text, sizeof text) == 0);
+}
+
+MM_TEST(test_env_names_the_first_bad_value)
+{
+    const char *name = NULL, *text = mm_env_bad_value(&name);
+    MM_CHECK(text != NULL && strcmp(name, "MM_BACKEND") == 0, "%s", text);
+    MM_CHECK(strstr(text, "MM_BACKEND=gpu: it must be one of ref cpu cuda"), "%s", text);
 }
 
 MM_TEST(test_env_is_read_once)

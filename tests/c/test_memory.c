@@ -77,7 +77,7 @@ MM_TEST(test_refusals_say_what_would_fit)
     MM_CHECK(plan(&o, 40, 20, &n) == MM_OK, "%s", mm_error_message());
     o = options_of(0.9, 0); /* the step itself is too wide: 2 GB of 8192 rows */
     check_refused(&o, 40, 11, "max_num_batched_tokens", "max_num_batched_tokens=2944 fits");
-    check_refused(&o, 40, 9, "gpu_memory_utilization", "tensor_parallel_size");
+    check_refused(&o, 40, 9, "gpu_memory_utilization", "run from host memory (backend=\"cpu\")");
 }
 
 MM_TEST(test_hosts_count_pages_only)

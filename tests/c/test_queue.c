@@ -1,11 +1,12 @@
 /* test_queue.c: the table of requests and the lists between callers and the coordinator. */
 #include "csrc/engine/queue.h"
+#include "csrc/engine/request_deck.h"
 #include "tests/c/mm_random.h"
 #include "tests/c/mm_test.h"
 
 static mm_request *make(void)
 {
-    mm_request *r = calloc(1, sizeof *r);
+    mm_request *r = mm_request_take();
     if (r == NULL)
         abort();
     return r;

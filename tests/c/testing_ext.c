@@ -99,6 +99,36 @@ static PyObject *py_free(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* alloc_host(backend, n_bytes), free_host(backend, address): host memory that ops can read. */
+static PyObject *py_alloc_host(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *capsule;
+    Py_ssize_t n;
+    void *p;
+    if (!PyArg_ParseTuple(args, "On", &capsule, &n))
+        return NULL;
+    mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
+    if (b == NULL)
+        return NULL;
+    const mm_status st = b->alloc_host(b, &p, (size_t)n);
+    return st == MM_OK ? PyLong_FromVoidPtr(p) : fail(st);
+}
+
+static PyObject *py_free_host(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *capsule;
+    unsigned long long p;
+    if (!PyArg_ParseTuple(args, "OK", &capsule, &p))
+        return NULL;
+    mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
+    if (b == NULL)
+        return NULL;
+    b->free_host(b, (void *)(uintptr_t)p);
+    Py_RETURN_NONE;
+}
+
 /* upload(context, address, bytes), download(context, address, writable buffer); both wait. */
 static PyObject *transfer(PyObject *args, bool is_upload);
 
@@ -266,6 +296,7 @@ static PyObject *py_pack(PyObject *self, PyObject *args)
         return x->backend->ops->op(&x->c, a);                                                      \
     }
 WITHOUT_SEQ(begin)
+WITHOUT_SEQ(expand)
 WITH_SEQ(embed)
 WITH_SEQ(attn_in)
 WITH_SEQ(attn_sparse)
@@ -286,6 +317,7 @@ typedef struct op_entry {
 } op_entry;
 static const op_entry op_table[] = {
     {"begin", run_begin, sizeof(mm_begin_args)},
+    {"expand", run_expand, sizeof(mm_expand_args)},
     {"embed", run_embed, sizeof(mm_embed_args)},
     {"attn_in", run_attn_in, sizeof(mm_attn_in_args)},
     {"attn_sparse", run_attn_sparse, sizeof(mm_attn_sparse_args)},
@@ -506,6 +538,8 @@ static PyMethodDef methods[] = {
     {"backends", py_list, METH_NOARGS, "backends() -> [(name, usable, text)]"},
     {"alloc", py_alloc, METH_VARARGS, "alloc(backend, n_bytes) -> address of zeroed memory"},
     {"free", py_free, METH_VARARGS, "free(backend, address)"},
+    {"alloc_host", py_alloc_host, METH_VARARGS, "alloc_host(backend, n_bytes) -> address"},
+    {"free_host", py_free_host, METH_VARARGS, "free_host(backend, address)"},
     {"context", py_context, METH_VARARGS, "context(backend, shape, rope) -> context"},
     {"upload", py_upload, METH_VARARGS, "upload(context, address, bytes)"},
     {"download", py_download, METH_VARARGS, "download(context, address, buffer)"},

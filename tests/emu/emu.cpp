@@ -20,7 +20,7 @@
 #define EMU_ASAN 0
 #endif
 
-enum { MAX_THREAD = 1024, MAX_WARP = 32, N_BAR = 16, GUARD = 4096 };
+enum { MAX_THREAD = 1024, MAX_WARP = 32, MAX_CLUSTER = 8, N_BAR = 16, GUARD = 4096 };
 static const size_t stack_bytes = EMU_ASAN ? 512 * 1024 : 128 * 1024;
 
 struct group { /* lanes that wait for each other */
@@ -56,18 +56,27 @@ uint3 emu_block_idx;
 dim3 emu_block_dim, emu_grid_dim;
 uint8_t *emu_smem;
 
-static emu_thread thread_of[MAX_THREAD];
-static emu_warp warp_of[MAX_WARP];
-static barrier bar_of[N_BAR];
-static std::vector<mbar> mbars;
-static std::vector<bulk> bulks;
-static struct {
-    void (*op)(void *const *);
-    const char *what;
-    uint32_t arrived;
-    void *arg[128];
-} warpgroup[MAX_WARP / 4];
-static uint32_t n_thread, n_warp, n_alive;
+/* A block on the machine; more than one where they form a cluster. */
+struct block_state {
+    emu_thread thread_of[MAX_THREAD];
+    emu_warp warp_of[MAX_WARP];
+    barrier bar_of[N_BAR];
+    std::vector<mbar> mbars;
+    std::vector<bulk> bulks;
+    struct {
+        void (*op)(void *const *);
+        const char *what;
+        uint32_t arrived;
+        void *arg[128];
+    } warpgroup[MAX_WARP / 4];
+    uint32_t n_alive;
+    uint3 idx;
+    uint8_t *smem;
+    std::vector<uint8_t> tls; /* static shared memory while another block runs */
+};
+static block_state block_of[MAX_CLUSTER], *block = block_of; /* block: that runs */
+static uint32_t n_cluster, cluster_arrived, cluster_phase;
+static uint32_t n_thread, n_warp;
 static const emu_kernel *kernel;
 static bool has_pdl_wait, is_shuffled;
 static uint64_t random_state;
@@ -134,6 +143,12 @@ static uint8_t *stack_of(uint32_t i)
     return stacks + (size_t)i * (stack_bytes + GUARD) + GUARD;
 }
 
+/* Number of the stack of a thread of the running block. */
+static uint32_t stack_index(const emu_thread *t)
+{
+    return (uint32_t)(block - block_of) * MAX_THREAD + t->index;
+}
+
 static void to_scheduler(bool ends)
 {
     emu_thread *t = emu_self;
@@ -152,7 +167,7 @@ static void to_thread(emu_thread *t)
 {
     emu_self = t;
 #if EMU_ASAN
-    __sanitizer_start_switch_fiber(&scheduler_fake, stack_of(t->index), stack_bytes);
+    __sanitizer_start_switch_fiber(&scheduler_fake, stack_of(stack_index(t)), stack_bytes);
 #endif
     emu_switch(&scheduler_sp, t->sp);
 #if EMU_ASAN
@@ -174,25 +189,27 @@ extern "C" __attribute__((used)) void emu_entry()
     __builtin_unreachable();
 }
 
+/* Stacks of as many blocks as a cluster of this kernel has. */
 static void open_stacks()
 {
-    if (stacks != nullptr)
-        return;
-    const size_t n = (size_t)MAX_THREAD * (stack_bytes + GUARD);
-    void *p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
-    if (p == MAP_FAILED)
-        emu_die("no memory for %zu bytes of stacks", n);
-    stacks = (uint8_t *)p;
-    for (uint32_t i = 0; i < MAX_THREAD; i++)
-        mprotect(stacks + (size_t)i * (stack_bytes + GUARD), GUARD, PROT_NONE);
+    static uint32_t n_open;
+    if (stacks == nullptr) {
+        const size_t n = (size_t)MAX_CLUSTER * MAX_THREAD * (stack_bytes + GUARD);
+        void *p = mmap(nullptr, n, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED)
+            emu_die("no memory for %zu bytes of stacks", n);
+        stacks = (uint8_t *)p;
+    }
+    for (; n_open < n_cluster * MAX_THREAD; n_open++)
+        mprotect(stacks + (size_t)n_open * (stack_bytes + GUARD), GUARD, PROT_NONE);
 }
 
 static void start_thread(emu_thread *t)
 {
-    void **top = (void **)(stack_of(t->index) + stack_bytes);
+    void **top = (void **)(stack_of(stack_index(t)) + stack_bytes);
 #if EMU_ASAN
-    __asan_unpoison_memory_region(stack_of(t->index), stack_bytes);
+    __asan_unpoison_memory_region(stack_of(stack_index(t)), stack_bytes);
 #endif
     *--top = nullptr; /* keeps the stack of emu_entry at 16 n + 8, as after a call */
     *--top = (void *)emu_entry;
@@ -241,7 +258,7 @@ void emu_warpgroup(void (*op)(void *const *), const char *what, void *arg)
 {
     emu_thread *t = emu_self;
     const uint32_t g = t->index / 128, i = t->index % 128;
-    auto &wg = warpgroup[g];
+    auto &wg = block->warpgroup[g];
     if (n_thread < 128 * (g + 1))
         emu_die("%s: the block's %u threads have no whole warp group %u", what, n_thread, g);
     if (wg.arrived != 0 && wg.op != op)
@@ -257,29 +274,29 @@ void emu_warpgroup(void (*op)(void *const *), const char *what, void *arg)
     wg.arrived = 0;
     op(wg.arg);
     for (uint32_t w = 4 * g; w < 4 * g + 4; w++)
-        warp_of[w].ready = ~0u;
+        block->warp_of[w].ready = ~0u;
 }
 
 static void complete_barrier(int id)
 {
-    barrier *b = &bar_of[id];
+    barrier *b = &block->bar_of[id];
     b->result = b->n_true;
     b->arrived = b->n_true = b->need = 0;
     for (uint32_t w = 0; w < n_warp; w++) {
-        warp_of[w].ready |= warp_of[w].in_bar[id];
-        warp_of[w].in_bar[id] = 0;
+        block->warp_of[w].ready |= block->warp_of[w].in_bar[id];
+        block->warp_of[w].in_bar[id] = 0;
     }
 }
 
 static bool is_complete(const barrier *b)
 {
-    return b->arrived > 0 && b->arrived >= (b->need != 0 ? b->need : n_alive);
+    return b->arrived > 0 && b->arrived >= (b->need != 0 ? b->need : block->n_alive);
 }
 
 int emu_barrier(int id, uint32_t n, bool wait, bool pred)
 {
     emu_thread *t = emu_self;
-    barrier *b = &bar_of[id];
+    barrier *b = &block->bar_of[id];
     if (id < 0 || id >= N_BAR || n % 32 != 0)
         emu_die("barrier %d of %u threads: ids are 0..15, counts multiples of 32", id, n);
     if (b->arrived > 0 && b->need != n)
@@ -322,13 +339,13 @@ static void thread_ended()
     t->copy.clear();
     w->alive &= ~bit;
     w->ready &= ~bit;
-    n_alive--;
+    block->n_alive--;
     for (int i = w->n_wait - 1; i >= 0; i--) {
         if (w->wait[i].arrived == (w->wait[i].mask & w->alive))
             complete_group(w, i);
     }
     for (int id = 0; id < N_BAR; id++) {
-        if (is_complete(&bar_of[id]))
+        if (is_complete(&block->bar_of[id]))
             complete_barrier(id);
     }
 }
@@ -372,7 +389,7 @@ void emu_copy_wait(uint32_t n_group)
 
 static mbar *find_mbar(uint64_t *at, const char *what)
 {
-    for (mbar &b : mbars) {
+    for (mbar &b : block->mbars) {
         if (b.at == at)
             return &b;
     }
@@ -383,13 +400,13 @@ void emu_mbar_init(uint64_t *at, uint32_t n_arrive)
 {
     emu_check_aligned(at, 8, "mbarrier");
     const mbar fresh = {at, n_arrive, n_arrive, 0, 0};
-    for (mbar &b : mbars) {
+    for (mbar &b : block->mbars) {
         if (b.at == at) {
             b = fresh;
             return;
         }
     }
-    mbars.push_back(fresh);
+    block->mbars.push_back(fresh);
 }
 
 static void turn_phase(mbar *b)
@@ -429,7 +446,7 @@ void emu_bulk_start(void *dst, const void *src, uint32_t n_bytes, uint64_t *bar)
     if (emu_lands_early())
         land(c);
     else
-        bulks.push_back(c);
+        block->bulks.push_back(c);
 }
 
 struct mbar_wait {
@@ -442,10 +459,10 @@ static bool phase_ended(void *arg)
     const mbar_wait *w = (const mbar_wait *)arg;
     if (find_mbar(w->at, "mbarrier wait")->phase != (w->parity & 1))
         return true;
-    for (size_t i = 0; i < bulks.size();) {
-        if (bulks[i].bar == w->at) {
-            const bulk c = bulks[i];
-            bulks.erase(bulks.begin() + (ptrdiff_t)i);
+    for (size_t i = 0; i < block->bulks.size();) {
+        if (block->bulks[i].bar == w->at) {
+            const bulk c = block->bulks[i];
+            block->bulks.erase(block->bulks.begin() + (ptrdiff_t)i);
             land(c);
         } else {
             i++;
@@ -472,7 +489,7 @@ void emu_pdl_wait()
     fprintf(stderr, "emulator: kernel %s, block (%u, %u, %u): no thread can go on\n", kernel->name,
             emu_block_idx.x, emu_block_idx.y, emu_block_idx.z);
     for (uint32_t i = 0; i < n_warp; i++) {
-        const emu_warp *w = &warp_of[i];
+        const emu_warp *w = &block->warp_of[i];
         fprintf(stderr, "  warp %2u: running lanes %08x", i, w->alive);
         for (int j = 0; j < w->n_wait; j++)
             fprintf(stderr, ", %s of mask %08x: %08x arrived", w->wait[j].what, w->wait[j].mask,
@@ -483,9 +500,9 @@ void emu_pdl_wait()
         }
         if (w->poll != 0)
             fprintf(stderr, ", %s: %08x", w->thread[__builtin_ctz(w->poll)]->what, w->poll);
-        if (warpgroup[i / 4].arrived != 0)
-            fprintf(stderr, ", %s of the warp group: %u threads", warpgroup[i / 4].what,
-                    warpgroup[i / 4].arrived);
+        if (block->warpgroup[i / 4].arrived != 0)
+            fprintf(stderr, ", %s of the warp group: %u threads", block->warpgroup[i / 4].what,
+                    block->warpgroup[i / 4].arrived);
         fprintf(stderr, "\n");
     }
     emu_die("stuck");
@@ -541,30 +558,50 @@ static int find_tls(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-static void run_block()
+/* Makes b the running block. */
+static void enter(block_state *b)
 {
+    if (block == b)
+        return;
+    if (tls_begin != nullptr) {
+        block->tls.assign(tls_begin, tls_begin + tls_bytes);
+        if (b->tls.size() == tls_bytes)
+            memcpy(tls_begin, b->tls.data(), tls_bytes);
+    }
+    block = b;
+    emu_block_idx = b->idx;
+    emu_smem = b->smem;
+}
+
+/* Block number i of the grid becomes the running one, with all its threads at their start. */
+static void start_block(uint64_t i)
+{
+    const dim3 g = emu_grid_dim;
+    emu_block_idx = block->idx = uint3{(unsigned)(i % g.x), (unsigned)(i / g.x % g.y),
+                                       (unsigned)(i / ((uint64_t)g.x * g.y))};
+    emu_smem = block->smem;
     memset(emu_smem, 0xFF, kernel->smem); /* NaN in every float format */
     if (tls_begin != nullptr)
         memset(tls_begin, 0xFF, tls_bytes);
-    memset(bar_of, 0, sizeof bar_of);
-    mbars.clear();
-    bulks.clear();
-    n_alive = n_thread;
+    memset(block->bar_of, 0, sizeof block->bar_of);
+    block->mbars.clear();
+    block->bulks.clear();
+    block->n_alive = n_thread;
     for (uint32_t i = 0; i < n_warp; i++) {
-        emu_warp *w = &warp_of[i];
+        emu_warp *w = &block->warp_of[i];
         const uint32_t left = n_thread - 32 * i;
         w->n_wait = 0;
         w->poll = 0;
         w->alive = w->ready = left >= 32 ? ~0u : (1u << left) - 1;
         memset(w->in_bar, 0, sizeof w->in_bar);
     }
-    for (auto &wg : warpgroup)
+    for (auto &wg : block->warpgroup)
         wg.arrived = 0;
     for (uint32_t i = 0; i < n_thread; i++) {
-        emu_thread *t = &thread_of[i];
+        emu_thread *t = &block->thread_of[i];
         t->index = i;
         t->lane = i % 32;
-        t->warp = &warp_of[i / 32];
+        t->warp = &block->warp_of[i / 32];
         t->warp->thread[i % 32] = t;
         t->tid = uint3{i % emu_block_dim.x, i / emu_block_dim.x % emu_block_dim.y,
                        i / (emu_block_dim.x * emu_block_dim.y)};
@@ -572,16 +609,75 @@ static void run_block()
         t->copy.clear();
         start_thread(t);
     }
-    while (n_alive > 0) {
-        bool moved = false;
-        const uint32_t first = is_shuffled ? draw(n_warp) : 0;
-        for (uint32_t i = 0; i < n_warp; i++)
-            moved |= run_warp(&warp_of[(first + i) % n_warp]);
-        if (!moved && n_alive > 0)
-            stuck();
+}
+
+/* Each warp of the running block in turn; whether any could go on. */
+static bool run_block()
+{
+    bool moved = false;
+    const uint32_t first = is_shuffled ? draw(n_warp) : 0;
+    for (uint32_t i = 0; i < n_warp; i++)
+        moved |= run_warp(&block->warp_of[(first + i) % n_warp]);
+    if (block->n_alive == 0 && !block->bulks.empty())
+        emu_die("the block ended with %zu bulk copies that nobody waited for", block->bulks.size());
+    return moved;
+}
+
+/* A cluster of blocks, or a single one. */
+static void run_cluster(uint64_t c)
+{
+    cluster_arrived = 0;
+    for (uint32_t i = 0; i < n_cluster; i++) {
+        enter(&block_of[i]);
+        start_block(c * n_cluster + i);
     }
-    if (!bulks.empty())
-        emu_die("the block ended with %zu bulk copies that nobody waited for", bulks.size());
+    for (bool is_alive = true; is_alive;) {
+        bool moved = false;
+        block_state *waits = nullptr;
+        const uint32_t first = is_shuffled && n_cluster > 1 ? draw(n_cluster) : 0;
+        for (uint32_t i = 0; i < n_cluster; i++) {
+            block_state *b = &block_of[(first + i) % n_cluster];
+            if (b->n_alive == 0)
+                continue;
+            enter(b);
+            moved |= run_block();
+            if (b->n_alive > 0)
+                waits = b;
+        }
+        is_alive = waits != nullptr;
+        if (is_alive && !moved) {
+            enter(waits);
+            stuck();
+        }
+    }
+}
+
+static bool cluster_turned(void *arg)
+{
+    return cluster_phase != *(const uint32_t *)arg;
+}
+
+void emu_cluster_sync()
+{
+    uint32_t phase = cluster_phase;
+    if (++cluster_arrived == n_cluster * n_thread) {
+        cluster_arrived = 0;
+        cluster_phase++;
+    } else {
+        emu_wait(cluster_turned, &phase, "barrier of the cluster");
+    }
+}
+
+const void *emu_cluster_address(const void *p, uint32_t rank)
+{
+    const size_t at = (size_t)((const uint8_t *)p - emu_smem);
+    if ((const uint8_t *)p < emu_smem || at >= kernel->smem)
+        emu_die("cluster: address %p is not in dynamic shared memory", p);
+    if (rank >= n_cluster)
+        emu_die("cluster: block %u of %u", rank, n_cluster);
+    if (block_of[rank].n_alive == 0)
+        emu_die("cluster: block %u, whose shared memory is read, has ended", rank);
+    return block_of[rank].smem + at;
 }
 
 static void on_fault(int sig, siginfo_t *info, void *context)
@@ -632,11 +728,18 @@ void emu_run(const emu_kernel &k)
     n_thread = k.block.x * k.block.y * k.block.z;
     n_warp = (n_thread + 31) / 32;
     has_pdl_wait = false;
+    n_cluster = k.n_cluster;
+    if (n_cluster < 1 || n_cluster > MAX_CLUSTER || k.grid.x % n_cluster != 0)
+        emu_die("clusters of %u blocks in a grid of %u: 1..%d that divide it", n_cluster, k.grid.x,
+                (int)MAX_CLUSTER);
     open_stacks();
-    void *smem = nullptr;
-    if (posix_memalign(&smem, 1024, k.smem > 0 ? k.smem : 1) != 0)
-        emu_die("no memory for %zu bytes of shared memory", k.smem);
-    emu_smem = (uint8_t *)smem;
+    block = block_of;
+    for (uint32_t i = 0; i < n_cluster; i++) {
+        void *smem = nullptr;
+        if (posix_memalign(&smem, 1024, k.smem > 0 ? k.smem : 1) != 0)
+            emu_die("no memory for %zu bytes of shared memory", k.smem);
+        block_of[i].smem = (uint8_t *)smem;
+    }
     tls_mark = 0;
     tls_begin = nullptr;
     tls_bytes = 0;
@@ -645,23 +748,20 @@ void emu_run(const emu_kernel &k)
     std::vector<uint8_t> tls(tls_bytes);
     if (tls_begin != nullptr)
         memcpy(tls.data(), tls_begin, tls_bytes);
-    const uint64_t n_block = (uint64_t)k.grid.x * k.grid.y * k.grid.z;
+    const uint64_t n = (uint64_t)k.grid.x * k.grid.y * k.grid.z / n_cluster;
     std::vector<uint32_t> order;
     if (is_shuffled) {
-        for (uint64_t i = 0; i < n_block; i++)
+        for (uint64_t i = 0; i < n; i++)
             order.push_back((uint32_t)i);
-        for (uint64_t i = n_block; i > 1; i--)
+        for (uint64_t i = n; i > 1; i--)
             std::swap(order[i - 1], order[draw((uint32_t)i)]);
     }
-    for (uint64_t j = 0; j < n_block; j++) {
-        const uint64_t i = is_shuffled ? order[j] : j;
-        emu_block_idx = uint3{(unsigned)(i % k.grid.x), (unsigned)(i / k.grid.x % k.grid.y),
-                              (unsigned)(i / ((uint64_t)k.grid.x * k.grid.y))};
-        run_block();
-    }
+    for (uint64_t j = 0; j < n; j++)
+        run_cluster(is_shuffled ? order[j] : j);
     if (tls_begin != nullptr)
         memcpy(tls_begin, tls.data(), tls_bytes);
-    free(smem);
+    for (uint32_t i = 0; i < n_cluster; i++)
+        free(block_of[i].smem);
     emu_smem = nullptr;
     if (!has_pdl_wait)
         emu_die("no thread called mm_pdl_wait()");

@@ -1,7 +1,8 @@
 /* emu.h: the machine that runs kernels on a CPU. A thread of a block is a fiber with a stack of its
  * own; fibers change only where CUDA threads can wait for each other (warp collectives, barriers,
  * mbarriers), so between two such points a thread runs alone, and code that relies on lanes moving
- * in step goes wrong here, as it should. Blocks run one after the other.
+ * in step goes wrong here, as it should. Blocks run one after the other, those
+ * of a cluster together.
  *
  * Environment: EMU_SEED=n shuffles the order of blocks, warps and lanes and the moment at which
  * asynchronous copies land (default: in order, as late as allowed). */
@@ -66,6 +67,10 @@ void emu_mbar_wait(uint64_t *bar, uint32_t parity);
 void emu_bulk_start(void *dst, const void *src, uint32_t n_bytes, uint64_t *bar);
 void emu_pdl_wait();
 
+/* Barrier of all threads of the cluster; the same place in the shared memory of block `rank`. */
+void emu_cluster_sync();
+const void *emu_cluster_address(const void *p, uint32_t rank);
+
 /* Says what is wrong, in which kernel, block and thread, and aborts. */
 [[noreturn]] void emu_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static inline void emu_check_aligned(const void *p, uint32_t n, const char *what)
@@ -77,6 +82,7 @@ static inline void emu_check_aligned(const void *p, uint32_t n, const char *what
 struct emu_kernel {
     const char *name;
     dim3 grid, block;
+    uint32_t n_cluster; /* blocks side by side in x that run together */
     size_t smem;
     std::function<void()> body; /* one thread */
     const uint32_t *counter;    /* [n_counter]: must be zero when the kernel has ended */

@@ -147,7 +147,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     snprintf(p->name, sizeof p->name, "emulated device");
     p->major = cc / 10;
     p->minor = cc % 10;
-    p->multiProcessorCount = 4;
+    p->multiProcessorCount = (int)setting("EMU_SM", 4);
     p->warpSize = 32;
     p->maxThreadsPerBlock = 1024;
     p->l2CacheSize = 1 << 20;

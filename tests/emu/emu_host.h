@@ -1,9 +1,10 @@
 /* emu_host.h: the part of CUDA's runtime that the library uses. Device memory is host memory;
  * streams run what they get at once; a captured graph is a list of closures.
  *
- * Environment, to play other machines: EMU_CC=80 (compute capability, default 90), EMU_DEVICES=n,
- * EMU_MEMORY=bytes, EMU_DRIVER=12040 (the driver's CUDA version), EMU_FAULT=name (launching the
- * kernel of that name faults: every later call fails as on a device). */
+ * Environment, to play other machines: EMU_CC=80 (compute capability, default 90), EMU_SM=n
+ * (multiprocessors, default 4), EMU_DEVICES=n, EMU_MEMORY=bytes, EMU_DRIVER=12040 (the driver's
+ * CUDA version), EMU_FAULT=name (launching the kernel of that name faults: every later call fails
+ * as on a device). */
 #ifndef MM_EMU_HOST_H
 #define MM_EMU_HOST_H
 #include <stddef.h>

@@ -7,19 +7,28 @@
 #include <type_traits>
 
 template <typename... Params, typename... Args>
-static mm_status mm_launch(const mm_op_context *c, const char *name, void (*kernel)(Params...),
-                           dim3 grid, dim3 block, size_t smem, Args &&...args)
+static mm_status mm_launch_cluster(const mm_op_context *c, const char *name,
+                                   void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem,
+                                   int32_t n_cluster, Args &&...args)
 {
     const auto params =
         std::make_shared<std::tuple<std::decay_t<Params>...>>(std::forward<Args>(args)...);
     emu_kernel k = {name,
                     grid,
                     block,
+                    (uint32_t)n_cluster,
                     smem,
                     [kernel, params] { std::apply(kernel, *params); },
                     c->stream->counter,
                     MM_CUDA_COUNTERS};
     return mm_cuda_launched(c, emu_launch(c->stream->s, k), name);
+}
+
+template <typename... Params, typename... Args>
+static mm_status mm_launch(const mm_op_context *c, const char *name, void (*kernel)(Params...),
+                           dim3 grid, dim3 block, size_t smem, Args &&...args)
+{
+    return mm_launch_cluster(c, name, kernel, grid, block, smem, 1, std::forward<Args>(args)...);
 }
 
 #endif

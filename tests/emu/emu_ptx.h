@@ -165,11 +165,11 @@ struct emu_ldmatrix_arg {
     uint32_t *r;
     const uint16_t *row;
 };
-template <int N, bool IS_TRANS> MM_DEV_FN void emu_ldmatrix_op(void *const *arg, uint32_t lanes)
+template <bool IS_TRANS> MM_DEV_FN void emu_ldmatrix_op(void *const *arg, uint32_t lanes)
 {
     if (lanes != 0xFFFFFFFFu)
         emu_die("ldmatrix by lanes %08x: all 32 must call it", lanes);
-    for (int m = 0; m < N; m++) {
+    for (int m = 0; m < 4; m++) {
         uint16_t a[8][8];
         for (int i = 0; i < 8; i++)
             memcpy(a[i], ((const emu_ldmatrix_arg *)arg[8 * m + i])->row, 16);
@@ -181,28 +181,19 @@ template <int N, bool IS_TRANS> MM_DEV_FN void emu_ldmatrix_op(void *const *arg,
         }
     }
 }
-template <int N, bool IS_TRANS> MM_DEV_FN void emu_ldmatrix(uint32_t *r, const void *smem)
+template <bool IS_TRANS> MM_DEV_FN void emu_ldmatrix(uint32_t *r, const void *smem)
 {
-    if (emu_self->lane < 8 * N)
-        emu_check_aligned(smem, 16, "ldmatrix");
+    emu_check_aligned(smem, 16, "ldmatrix");
     emu_ldmatrix_arg a = {r, (const uint16_t *)smem};
-    emu_collective(0xFFFFFFFFu, emu_ldmatrix_op<N, IS_TRANS>, "ldmatrix", &a);
+    emu_collective(0xFFFFFFFFu, emu_ldmatrix_op<IS_TRANS>, "ldmatrix", &a);
 }
 MM_DEV_FN void mm_ldmatrix_x4(uint32_t r[4], const void *smem)
 {
-    emu_ldmatrix<4, false>(r, smem);
-}
-MM_DEV_FN void mm_ldmatrix_x2(uint32_t r[2], const void *smem)
-{
-    emu_ldmatrix<2, false>(r, smem);
+    emu_ldmatrix<false>(r, smem);
 }
 MM_DEV_FN void mm_ldmatrix_x4_trans(uint32_t r[4], const void *smem)
 {
-    emu_ldmatrix<4, true>(r, smem);
-}
-MM_DEV_FN void mm_ldmatrix_x2_trans(uint32_t r[2], const void *smem)
-{
-    emu_ldmatrix<2, true>(r, smem);
+    emu_ldmatrix<true>(r, smem);
 }
 
 /* ---------------------------------------------------------------- matrix units */
@@ -262,6 +253,22 @@ MM_DEV_FN void mm_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
 MM_DEV_FN void mm_bar_sync(int id, int n_thread)
 {
     emu_barrier(id, (uint32_t)n_thread, true, false);
+}
+
+/* ---------------------------------------------------------------- clusters */
+
+MM_DEV_FN void mm_cluster_sync()
+{
+    emu_cluster_sync();
+}
+MM_DEV_FN void mm_cluster_leave()
+{
+    emu_cluster_sync();
+}
+MM_DEV_FN float4 mm_cluster_ld16(const void *smem, int rank)
+{
+    emu_check_aligned(smem, 16, "mm_cluster_ld16");
+    return *(const float4 *)emu_cluster_address(smem, (uint32_t)rank);
 }
 
 /* ---------------------------------------------------------------- order of launches */

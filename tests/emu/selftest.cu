@@ -13,9 +13,10 @@
 
 static uint32_t counter[4];
 
-static void launch(const char *name, dim3 grid, dim3 block, size_t smem, std::function<void()> body)
+static void launch(const char *name, dim3 grid, dim3 block, size_t smem, std::function<void()> body,
+                   uint32_t n_cluster = 1)
 {
-    const emu_kernel k = {name, grid, block, smem, std::move(body), counter, 4};
+    const emu_kernel k = {name, grid, block, n_cluster, smem, std::move(body), counter, 4};
     CHECK(emu_launch(nullptr, k) == cudaSuccess);
 }
 
@@ -70,11 +71,11 @@ __global__ void mma_kernel(const uint16_t *a, const uint16_t *b, float *d)
     mm_cp_async_commit();
     mm_cp_async_wait<1>();
     __syncwarp();
-    uint32_t fa[4], fb[2];
+    uint32_t fa[4], fb[4];
     mm_ldmatrix_x4(fa, sa + 16 * (l % 16) + 8 * (l / 16));
     mm_cp_async_wait<0>();
     __syncwarp();
-    mm_ldmatrix_x2_trans(fb, sb + 8 * (l % 16));
+    mm_ldmatrix_x4_trans(fb, sb + 8 * (l % 16)); /* b twice; the product takes two registers */
     float acc[4] = {0, 0, 0, 0};
     mm_mma_bf16(acc, fa, fb);
     for (int i = 0; i < 4; i++)
@@ -101,6 +102,26 @@ __global__ void bulk_kernel(const uint32_t *in, uint32_t *out)
         out[64 * i + threadIdx.x] = stage[64 * s + threadIdx.x] + 1;
         __syncthreads();
     }
+}
+
+/* Blocks of a cluster read each other's shared memory; their static one stays their own. */
+__global__ void cluster_kernel(int *out)
+{
+    __shared__ int mine;
+    float *s = (float *)mm_smem(); /* [64, 4] */
+    const int block = (int)blockIdx.x, i = (int)threadIdx.x;
+    mm_pdl_wait();
+    if (i == 0)
+        mine = block;
+    s[4 * i] = (float)(64 * block + i);
+    s[4 * i + 3] = -1.0f;
+    __syncthreads();
+    mm_cluster_sync();
+    const float4 v = mm_cluster_ld16(s + 4 * i, (block + 1) % 4);
+    CHECK(v.w == -1.0f && mine == block);
+    out[64 * block + i] = (int)v.x;
+    mm_cluster_sync();
+    CHECK(mine == block);
 }
 
 __global__ void wrong_kernel(const char *how, const uint32_t *in, uint32_t *out)
@@ -134,6 +155,8 @@ __global__ void wrong_kernel(const char *how, const uint32_t *in, uint32_t *out)
         float d[4] = {0, 0, 0, 0};
         mm_mma_bf16(d, a, b); /* the other lanes have ended */
     }
+    if (strcmp(how, "cluster") == 0 && blockIdx.x == 0)
+        mm_cluster_sync(); /* block 1 has ended */
     if (strcmp(how, "align") == 0)
         (void)mm_ld_stream(in + threadIdx.x);
 }
@@ -174,6 +197,10 @@ static void right()
     launch("bulk", dim3(1), dim3(64), 512, [=] { bulk_kernel(in, out); });
     for (uint32_t i = 0; i < 384; i++)
         CHECK(out[i] == 3 * i + 1);
+    int *from = (int *)device_words(512);
+    launch("cluster", dim3(8), dim3(64), 1024, [=] { cluster_kernel(from); }, 4);
+    for (int i = 0; i < 512; i++)
+        CHECK(from[i] == i / 256 * 256 + (i + 64) % 256);
     for (int c = 0; c < 256; c++) { /* formats as on the device */
         uint32_t h[2];
         mm_e4m3x4_bf16x4((uint32_t)c * 0x01010101u, h);
@@ -191,6 +218,7 @@ int main(int n, char **arg)
     }
     const char *how = arg[1];
     uint32_t *in = device_words(64), *out = device_words(64);
-    launch("wrong", dim3(1), dim3(64), 128, [=] { wrong_kernel(how, in, out); });
+    const uint32_t n_block = strcmp(how, "cluster") == 0 ? 2 : 1;
+    launch("wrong", dim3(n_block), dim3(64), 128, [=] { wrong_kernel(how, in, out); }, n_block);
     return 0;
 }
