@@ -16,16 +16,17 @@ typedef struct spot {
     float low, exact, high;
 } spot;
 
-/* What two roundings to bf16 of the pair that rotates into this value, and the sums before them,
- * may move it by. pair: the other value of the pair, 0 where nothing rotates; top: largest of the
- * head. */
+/* How far what was stored may lie from ref's value x before its format: by a rounding to bf16 of
+ * the projection that fell the other way, by half a rounding of x itself (ref's is rounded, ops.h),
+ * and by the sums. pair: the other value of the pair that rotates into x, 0 where nothing rotates;
+ * top: largest of the head. */
 static spot spot_at(const mm_model *m, float x, float pair, float top)
 {
     if (!isfinite(x))
         return (spot){x, x, x};
     float noise = 0x1p-14f * top;
     if (m->shape.act == MM_DTYPE_BF16)
-        noise += 0x1p-7f * (isfinite(pair) ? hypotf(x, pair) : fabsf(x));
+        noise += 0x1p-7f * (isfinite(pair) ? hypotf(x, pair) : fabsf(x)) + 0x1p-8f * fabsf(x);
     return (spot){x - noise, x, x + noise};
 }
 

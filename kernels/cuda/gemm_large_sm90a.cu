@@ -3,12 +3,12 @@
  *
  * A block makes 256 weight rows x 128 rows of x, one block a multiprocessor, tile after tile: what
  * a multiprocessor can draw from L2 is what limits these products, and a tile of this shape needs a
- * third less of it than two of half the size. One warpgroup fills the stages (codes in bulk copies;
- * rows of x, which may be gathered, by cp.async) and runs ahead into the next tile while the other
- * two finish one; these own 128 weight rows each, decode a step of 16 columns of two row tiles a
- * warp while the products of the step before run. Sums are f32 over ascending columns, the same
- * whatever the shape of the tile; a tile of up to 64 or 32 rows of x multiplies no more than these.
- */
+ * third less of it than two of half the size. One warpgroup fills the stages (cp.async: rows of x
+ * may be gathered, and what does not exist becomes zero) and runs ahead into the next tile while
+ * the other two finish one; these own 128 weight rows each, decode a step of 16 columns of two row
+ * tiles a warp while the products of the step before run. Sums are f32 over ascending columns, the
+ * same whatever the shape of the tile; a tile of up to 64 or 32 rows of x multiplies no more than
+ * these. */
 #include "kernels/cuda/gemm_large.h"
 #include "kernels/cuda/wgmma.h"
 
@@ -98,38 +98,47 @@ MM_DEV_FN int wide_width(int n_token)
 
 /* ---------------------------------------------------------------- loading */
 
-/* What a loader thread copies of a tile: 16-byte pieces of x, 16 rows apart, and one of the scales;
- * four lanes of each warp the codes of a row tile each, in bulk (a bulk copy takes a warp's time
- * for each lane that makes one, so that four warps share them). */
-enum { WIDE_PIECES = WIDE_TOKENS * 8 / WIDE_LOADERS, WIDE_BULK_LANES = WIDE_TILES / 4 };
-
-struct wide_source {
-    const uint8_t *a, *scale;       /* at chunk 0 */
-    bool has_tile, has_scale;       /* the row tile of either exists */
-    const uint16_t *x[WIDE_PIECES]; /* NULL: no such row */
+/* What a loader thread copies of a tile: 16-byte pieces PER_A of the weights, one of the scales,
+ * PER_X of x, each piece of a kind a constant distance after the one before. */
+template <int FORMAT> struct wide_source {
+    enum {
+        PER_A = wide_stage<FORMAT>::A / 16 / WIDE_LOADERS,
+        TILE_STEP = 4 / wide_stage<FORMAT>::FRAGS, /* row tiles between pieces */
+        PER_X = WIDE_TOKENS * 8 / WIDE_LOADERS
+    };
+    const uint8_t *a, *scale; /* at chunk 0 */
+    int n_a;                  /* of the pieces: row tiles that exist */
+    int frag, scale_frag;     /* fragment within a chunk */
+    bool has_scale;
+    const uint16_t *x[PER_X]; /* NULL: no such row */
 };
 
-MM_DEV_FN int wide_bulk_tile()
-{
-    return (int)threadIdx.x / 32 * WIDE_BULK_LANES + (int)threadIdx.x % WIDE_BULK_LANES;
-}
-
 template <int FORMAT>
-MM_DEV_FN wide_source wide_source_of(const mm_large_args &p, const wide_tile &t)
+MM_DEV_FN wide_source<FORMAT> wide_source_of(const mm_large_args &p, const wide_tile &t)
 {
     typedef wide_stage<FORMAT> S;
-    enum { SCALE_PIECES = S::SCALE * S::FRAGS < 16 ? 1 : S::SCALE * S::FRAGS / 16 };
-    wide_source s;
-    const int tid = (int)threadIdx.x, n_left = p.n_tile - t.tile0;
+    typedef wide_source<FORMAT> W;
+    W s;
+    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int64_t tile0 = (int64_t)t.group * p.n_tile + t.tile0;
-    s.has_tile = wide_bulk_tile() < n_left;
-    s.a = p.frag + (tile0 + wide_bulk_tile()) * p.tile_bytes;
-    s.has_scale = S::SCALE != 0 && tid / SCALE_PIECES < n_left;
+    const int tile = warp / S::FRAGS, n_left = p.n_tile - t.tile0;
+    s.frag = warp % S::FRAGS;
+    s.a = p.frag + (tile0 + tile) * p.tile_bytes + s.frag * MM_FRAG_BYTES + lane * 16;
+    s.n_a = n_left <= tile ? 0 : (n_left - tile - 1) / W::TILE_STEP + 1;
     s.scale = p.scale;
-    if (s.has_scale)
-        s.scale += (tile0 + tid / SCALE_PIECES) * p.tile_scale_bytes + tid % SCALE_PIECES * 16;
+    s.scale_frag = 0;
+    s.has_scale = false;
+    if (S::SCALE != 0) {
+        enum { PER = S::SCALE < 16 ? 1 : S::SCALE / 16 };
+        const int f = tid / PER % S::FRAGS, scale_tile = tid / (PER * S::FRAGS);
+        s.scale_frag = f;
+        s.has_scale = scale_tile < WIDE_TILES && scale_tile < n_left;
+        if (s.has_scale)
+            s.scale =
+                p.scale + (tile0 + scale_tile) * p.tile_scale_bytes + f * S::SCALE + tid % PER * 16;
+    }
 #pragma unroll
-    for (int j = 0; j < WIDE_PIECES; j++) {
+    for (int j = 0; j < W::PER_X; j++) {
         const int n = tid / 8 + j * (WIDE_LOADERS / 8);
         s.x[j] = NULL;
         if (n < t.n_token) {
@@ -140,47 +149,32 @@ MM_DEV_FN wide_source wide_source_of(const mm_large_args &p, const wide_tile &t)
     return s;
 }
 
-/* The codes of a chunk of a row tile; fragments that do not exist become zeros, a row tile
- * anything.
- */
+/* n_x: pieces of x that are multiplied. */
 template <int FORMAT>
-MM_DEV_FN void wide_load_codes(const mm_large_args &p, const wide_source &s, uint8_t *stage,
-                               int chunk, uint64_t *full)
-{
-    enum { FRAGS = wide_stage<FORMAT>::FRAGS, BYTES = FRAGS * MM_FRAG_BYTES };
-    const int left = (p.n_frag - chunk * FRAGS) * MM_FRAG_BYTES;
-    const int n = left < BYTES ? left : (int)BYTES;
-    uint8_t *to = stage + wide_bulk_tile() * BYTES;
-    if (!s.has_tile) {
-        mm_mbar_arrive(full);
-        return;
-    }
-    for (int i = n; i < BYTES; i += 16)
-        *(uint4 *)(void *)(to + i) = make_uint4(0, 0, 0, 0);
-    mm_mbar_expect(full, (uint32_t)n);
-    mm_bulk_load(to, s.a + chunk * BYTES, (uint32_t)n, full);
-}
-
-/* n_x: pieces of x that are multiplied. Rows, columns and scales that do not exist become zeros. */
-template <int FORMAT>
-MM_DEV_FN void wide_load(const mm_large_args &p, const wide_source &s, uint8_t *stage, int chunk,
-                         int n_x, uint64_t *full)
+MM_DEV_FN void wide_load(const mm_large_args &p, const wide_source<FORMAT> &s, uint8_t *stage,
+                         int chunk, int n_x)
 {
     typedef wide_stage<FORMAT> S;
+    typedef wide_source<FORMAT> W;
     const int tid = (int)threadIdx.x;
-    if (tid % 32 < WIDE_BULK_LANES)
-        wide_load_codes<FORMAT>(p, s, stage, chunk, full);
+    const bool has_frag = chunk * S::FRAGS + s.frag < p.n_frag;
+    const uint8_t *a = s.a + chunk * (S::FRAGS * MM_FRAG_BYTES);
+#pragma unroll
+    for (int j = 0; j < W::PER_A; j++) {
+        const bool valid = has_frag && j < s.n_a;
+        mm_cp_async16(stage + (tid + j * WIDE_LOADERS) * 16,
+                      valid ? a + (int64_t)j * W::TILE_STEP * p.tile_bytes : p.frag, valid);
+    }
     if (S::SCALE != 0 && tid < WIDE_TILES * S::FRAGS * S::SCALE / 16) {
-        enum { SCALE_PIECES = S::SCALE * S::FRAGS < 16 ? 1 : S::SCALE * S::FRAGS / 16 };
-        const int at = chunk * (S::FRAGS * S::SCALE);
-        const bool valid = s.has_scale && at + tid % SCALE_PIECES * 16 < p.n_frag * S::SCALE;
-        mm_cp_async16(stage + S::A + tid * 16, valid ? s.scale + at : p.scale, valid);
+        const bool valid = s.has_scale && chunk * S::FRAGS + s.scale_frag < p.n_frag;
+        mm_cp_async16(stage + S::A + tid * 16,
+                      valid ? s.scale + chunk * (S::FRAGS * S::SCALE) : p.scale, valid);
     }
     const int row = tid / 8, c = tid % 8;
     const bool has_col = chunk * 64 + c * 8 < p.n_in;
     uint8_t *x = stage + S::A + S::S + row * 128 + ((c ^ (row % 8)) * 16);
 #pragma unroll
-    for (int j = 0; j < WIDE_PIECES; j++) {
+    for (int j = 0; j < W::PER_X; j++) {
         const bool valid = has_col && s.x[j] != NULL;
         if (j < n_x)
             mm_cp_async16(x + j * (WIDE_LOADERS / 8) * 128, valid ? s.x[j] + chunk * 64 : p.x,
@@ -201,11 +195,11 @@ MM_DEV_FN void wide_load_all(const mm_large_args &p, const wide_tiles &w,
         const wide_tile t = next; /* the one after it is looked up while this one is loaded */
         i += (int32_t)gridDim.x;
         next = wide_find(p, w, i);
-        const wide_source s = wide_source_of<FORMAT>(p, t);
+        const wide_source<FORMAT> s = wide_source_of<FORMAT>(p, t);
         const int n_x = wide_width(t.n_token) / (WIDE_LOADERS / 8);
         for (int chunk = 0; chunk < n_chunk; chunk++) {
             mm_mbar_wait(&m.empty[stage], parity);
-            wide_load<FORMAT>(p, s, m.stage + stage * S::BYTES, chunk, n_x, &m.full[stage]);
+            wide_load<FORMAT>(p, s, m.stage + stage * S::BYTES, chunk, n_x);
             mm_cp_async_commit();
             if (++stage == S::STAGES)
                 stage = 0, parity ^= 1;
@@ -279,7 +273,7 @@ MM_DEV_FN void wide_sum(const wide_smem<FORMAT> &m, wide_place *at, int n_chunk,
             wide_wgmma<N>(acc[1], a[s & 1][1], x, s);
             mm_wgmma_commit();
             mm_wgmma_wait<1>(); /* the step before is done with its operands */
-            if (s == 0 && before >= 0 && lane == 0)
+            if (s == 0 && before >= 0)
                 mm_mbar_arrive(&m.empty[before]);
         }
         before = at->stage;
@@ -289,7 +283,7 @@ MM_DEV_FN void wide_sum(const wide_smem<FORMAT> &m, wide_place *at, int n_chunk,
     mm_wgmma_wait<0>();
     mm_wgmma_hold<N / 2>(acc[0]);
     mm_wgmma_hold<N / 2>(acc[1]);
-    if (before >= 0 && lane == 0)
+    if (before >= 0)
         mm_mbar_arrive(&m.empty[before]);
 }
 
@@ -421,8 +415,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const int n_chunk = (p.n_in + 63) / 64;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; i++) {
-            mm_mbar_init(&m.full[i], WIDE_LOADERS + WIDE_TILES);
-            mm_mbar_init(&m.empty[i], WIDE_WARPS);
+            mm_mbar_init(&m.full[i], WIDE_LOADERS);
+            mm_mbar_init(&m.empty[i], 32 * WIDE_WARPS);
         }
     }
     __syncthreads();

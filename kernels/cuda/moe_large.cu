@@ -79,8 +79,10 @@ static __global__ void __launch_bounds__(SORT_THREADS) mm_moe_sort(const moe_sor
         p.tile_first[tile + i] = first + i * p.tokens;
         p.tile_end[tile + i] = first + mine;
     }
-    for (int i = total + tid; blockIdx.x == 0 && i < p.max_tile; i += SORT_THREADS)
+    for (int i = total + tid; blockIdx.x == 0 && i < p.max_tile; i += SORT_THREADS) {
         p.tile_group[i] = -1;
+        p.tile_first[i] = p.tile_end[i] = 0;
+    }
     int32_t base = first;
     for (int32_t i0 = 0; i0 < p.n_pair; i0 += SORT_PAIRS) {
         const int32_t i = i0 + tid * SORT_EACH;
