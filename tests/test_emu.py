@@ -12,7 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = "-std=c++17 -O1 -g -ffp-contract=off -fno-strict-aliasing -DMM_EMU=1 -Itests/emu -I. -x c++"
 FLAGS += " -Werror -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function"
-SOURCES = ["tests/emu/selftest.cu", "tests/emu/emu.cpp", "tests/emu/emu_host.cpp"]
+SOURCES = [
+    "tests/emu/selftest.cu",
+    "tests/emu/emu.cpp",
+    "tests/emu/emu_copy.cpp",
+    "tests/emu/emu_host.cpp",
+]
 
 
 @pytest.fixture(scope="module")

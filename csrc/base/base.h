@@ -21,6 +21,18 @@ extern "C" {
             return mm_try_;                                                                        \
     } while (0)
 
+/* Built with AddressSanitizer: it watches single allocations. */
+#if defined(__SANITIZE_ADDRESS__)
+#define MM_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define MM_ASAN 1
+#endif
+#endif
+#ifndef MM_ASAN
+#define MM_ASAN 0
+#endif
+
 #define MM_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 
 #if defined(MM_DEV) && MM_DEV

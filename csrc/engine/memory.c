@@ -51,9 +51,8 @@ static const char *advise(text *t, const mm_engine_options *o, const mm_backend_
         say(t, "max_num_batched_tokens=%lld fits", (long long)rows);
         return "max_num_batched_tokens";
     }
-    say(t, "no setting of the pages or of the step is small enough: free memory of the device, use "
-           "one "
-           "with more, or run from host memory (backend=\"cpu\")");
+    say(t, "no setting of the pages or of the step is small enough: free memory of the device, "
+           "use one with more, or run from host memory (backend=\"cpu\")");
     return "gpu_memory_utilization";
 }
 

@@ -37,7 +37,7 @@ void mm_ranks_launch(mm_ranks *r, const mm_batch *batch);
 mm_status mm_ranks_collect(mm_ranks *r, const mm_step_result **out);
 
 /* Seconds that the coordinator spent on the batch that it launches next (PLAN) or that it collected
- * last (COMMIT). Counted where one rank runs in its thread. */
+ * last (COMMIT, PUBLISH). Counted where one rank runs in its thread. */
 void mm_ranks_profile(mm_ranks *r, mm_profile_host_part part, double seconds);
 
 /* What rank 0 found out, fixed after open. */

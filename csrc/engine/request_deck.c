@@ -3,12 +3,7 @@
 
 #include "csrc/engine/request_deck.h"
 
-/* Address sanitizer watches single allocations. */
-#if defined(__SANITIZE_ADDRESS__)
-enum { PLACES = 1 };
-#else
-enum { PLACES = 32 };
-#endif
+enum { PLACES = MM_ASAN ? 1 : 32 };
 
 struct mm_request_deck {
     mm_request place[PLACES];

@@ -133,7 +133,7 @@ static __global__ void __launch_bounds__(MM_PAGE_THREADS, NT == 1 ? 4 : 3)
         mm_cache_lut_fill(lut, thread, MM_PAGE_THREADS);
     mm_work_scan(prefix, v.n_row, thread,
                  [&p](int r) { return row_pieces(row_plan(p, r)) * p.v.n_kv_head; });
-    mm_pdl_wait(); /* what came before it was written by the step's begin */
+    mm_pdl_wait(); /* what came before it was written by the step's expand */
     mm_pdl_trigger();
     const int n_unit = prefix[v.n_row];
     const int end = mm_work_first(n_unit, (int)blockIdx.x + 1, (int)gridDim.x);

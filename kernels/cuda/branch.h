@@ -17,7 +17,9 @@ typedef struct mm_branch_sum {
     const float *weights;
     float routed_scale;
     int32_t n_slot, first, last;
-    uint16_t *rounded; /* [n_row, D], or NULL: r(y) instead of all this, of this rank; then y's */
+    /* [n_row, D] or NULL: r(y) of this rank in place of all the above; the all-reduce is done in it
+     */
+    uint16_t *rounded;
 } mm_branch_sum;
 
 /* The end of the branch (ops.h, attn_out) of such a sum. */

@@ -71,11 +71,6 @@ template <int F> MM_DEV_FN const uint8_t *mm_cache_scale(const mm_plane &p, int6
 {
     return F == MM_CACHE_NVFP4 ? p.scale + row * mm_cache_scales<F>() : nullptr;
 }
-/* Logical page of block `block` of sequence i_seq. */
-MM_DEV_FN int mm_cache_page(const mm_slots &slots, int slot, int block)
-{
-    return slots.page_table[(int64_t)slot * slots.page_stride + block];
-}
 
 /* ---------------------------------------------------------------- writing */
 

@@ -11,7 +11,7 @@
 
 enum mm_cuda_tier {
     MM_CUDA_GENERIC = 0, /* mma.sync, cp.async: sm_80 and newer */
-    MM_CUDA_HOPPER = 1   /* + wgmma, bulk copies: sm_90a */
+    MM_CUDA_HOPPER = 1   /* + wgmma, clusters: sm_90a */
 };
 
 struct mm_cuda {

@@ -15,7 +15,6 @@
 #include "kernels/cuda/kernels.h"
 
 #define MM_LARGE_WARPS 8
-#define MM_LARGE_ROWS 128 /* weight rows of a block: 8 row tiles */
 
 typedef struct mm_large_args {
     const uint8_t *frag, *scale;

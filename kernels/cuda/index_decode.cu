@@ -244,8 +244,8 @@ static __global__ void __launch_bounds__(MM_WORK_THREADS, STREAM_RESIDENT)
     if (F == MM_CACHE_NVFP4)
         mm_cache_lut_fill(lut, thread, MM_WORK_THREADS);
     /* With one row per sequence nothing that is read before the queries comes from this layer's
-     * kernels: positions, slots and page tables are of the step's begin, which has ended before any
-     * kernel behind the embedding starts (that one triggers behind its own wait), and the pages
+     * kernels: positions, slots and page tables are of the step's expand, which has ended before
+     * any kernel behind the embedding starts (that one triggers behind its own wait), and the pages
      * hold positions before the row's own, written in other steps. */
     if (!p.is_single)
         mm_pdl_wait();

@@ -291,8 +291,9 @@ MM_DEV_FN void mm_cluster_sync()
             : "memory");
 #endif
 }
-/* The same for the end of a kernel: nothing that a thread wrote is read behind it, but what it read
- * of another block has come. */
+/* The same for the end of a kernel: no block ends while another may still read its shared memory.
+ * What a thread reads of another block must have been used before, and nothing that it wrote is
+ * read behind it. */
 MM_DEV_FN void mm_cluster_leave()
 {
 #if __CUDA_ARCH__ >= 900

@@ -6,7 +6,8 @@
  * A slice is a block's, so that 128 x 6144 fill the device; slices are added where the choice is
  * made: for one or two rows by the last block to arrive, else by a kernel of one block a row. One
  * or two rows need not even be finished: every block sums and norms them itself (branch_row.h),
- * from L2. More than 64 rows are router_sm90a.cu's where there is wgmma. */
+ * from L2. Logits of more than 64 rows are router_sm90a.cu's where there is wgmma; where it leaves
+ * them finished, the choice is a warp's for each row. */
 #include "kernels/cuda/branch.h"
 #include "kernels/cuda/branch_row.h"
 #include "kernels/cuda/router.h"

@@ -1,12 +1,12 @@
 /* wgmma.h: Hopper's warpgroup products (sm_90a only), A in registers, B in shared memory.
  *
- * d [64, N] += a [64, 16] b [16, N] for the four warps of a warpgroup: warp w holds rows 16 w .. 16
- * w
- * + 15 of a and d in the order of mma.sync (ptx.h: mm_mma_bf16), d[4 j .. 4 j + 3] being columns 8
- * j
- * .. 8 j + 7. B lies as [N, 64] bf16 rows of 128 bytes, whose 16-byte chunk c of row n is stored at
- * chunk c ^ (n % 8) (the 128-byte swizzle); `tile` is 1024-byte aligned, `step` 0..3 picks the 16
- * columns. The products run asynchronously between fence, commit and wait. */
+ * d [64, N] += a [64, 16] b [16, N] for the four warps of a warpgroup. Warp w holds 16 rows of a
+ * and d, from row 16 w on, in the order of mma.sync (ptx.h: mm_mma_bf16): the four values from d[4
+ * j] on are of the eight columns from 8 j on. B lies as [N, 64] bf16 rows of 128 bytes, whose
+ * 16-byte chunk c of row n is stored at chunk c ^ (n % 8) (the 128-byte swizzle); `tile` is
+ * 1024-byte aligned, `step` 0..3 picks the 16 columns. The products run asynchronously between
+ * fence, commit and wait.
+ */
 #ifndef MM_CUDA_WGMMA_H
 #define MM_CUDA_WGMMA_H
 #include "kernels/cuda/ptx.h"

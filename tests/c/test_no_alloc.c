@@ -10,7 +10,7 @@ static atomic_bool is_counting;
 static atomic_int n_alloc;
 static _Thread_local bool is_reader; /* this test's own thread reads outputs: no step does */
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__GLIBC__)
+#if !MM_ASAN && !defined(__SANITIZE_THREAD__) && defined(__GLIBC__)
 enum { COUNTS = 1 };
 
 void *__libc_malloc(size_t n);

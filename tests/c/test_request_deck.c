@@ -71,7 +71,7 @@ MM_TEST(test_request_deck_is_safe_from_any_thread)
         MM_CHECK(p[i].wrong == NULL, "%s", p[i].wrong);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) /* there each has an allocation of its own */
+#if !MM_ASAN /* there each has an allocation of its own */
 MM_TEST(test_request_deck_places_requests_side_by_side)
 {
     enum { N = 64 };

@@ -35,7 +35,7 @@ rm -f "\$object"
 \${CXX:-g++} -x c++ $flags -include cuda_runtime.h -MMD -MF "\$object.d" -c "\$source" -o "\$object"
 END
 chmod +x "$objects/compile"
-sources="tests/emu/emu.cpp tests/emu/emu_host.cpp tests/emu/emu_missing.cpp"
+sources="tests/emu/emu.cpp tests/emu/emu_copy.cpp tests/emu/emu_host.cpp tests/emu/emu_missing.cpp"
 for f in $files; do sources="$sources kernels/cuda/$f"; done
 if ! printf '%s\n' $sources | xargs -P "${JOBS:-2}" -n 1 "$objects/compile"; then
     [ -n "${SKIP_BROKEN:-}" ] || exit 1

@@ -1,6 +1,6 @@
 /* emu.cpp: fibers and their scheduler. One warp runs until all its lanes wait, then the next one;
  * when nobody can go on the block is stuck, which is reported with what every warp waits for. */
-#include "emu.h"
+#include "emu_copy.h"
 
 #include <link.h>
 #include <signal.h>
@@ -39,18 +39,6 @@ struct emu_warp {
 struct barrier {
     uint32_t need, arrived, n_true, result;
 };
-struct mbar {
-    uint64_t *at;
-    uint32_t n_arrive, pending, phase;
-    int64_t n_bytes;
-};
-struct bulk {
-    void *dst;
-    const void *src;
-    uint32_t n_bytes;
-    uint64_t *bar;
-};
-
 emu_thread *emu_self;
 uint3 emu_block_idx;
 dim3 emu_block_dim, emu_grid_dim;
@@ -61,8 +49,7 @@ struct block_state {
     emu_thread thread_of[MAX_THREAD];
     emu_warp warp_of[MAX_WARP];
     barrier bar_of[N_BAR];
-    std::vector<mbar> mbars;
-    std::vector<bulk> bulks;
+    emu_copies copies;
     struct {
         void (*op)(void *const *);
         const char *what;
@@ -83,6 +70,11 @@ static uint64_t random_state;
 static uint8_t *stacks;
 static void *scheduler_sp;
 static std::mutex machine; /* ranks are threads; kernels run one at a time */
+
+emu_copies *emu_block_copies()
+{
+    return &block->copies;
+}
 
 /* ---------------------------------------------------------------- messages, randomness */
 
@@ -350,139 +342,12 @@ static void thread_ended()
     }
 }
 
-/* ---------------------------------------------------------------- asynchronous copies */
-
-static void land(const emu_copy &c)
-{
-    if (c.src != nullptr)
-        memcpy(c.dst, c.src, 16);
-    else
-        memset(c.dst, 0, 16);
-}
-
-void emu_copy_start(void *dst, const void *src, bool valid)
-{
-    emu_thread *t = emu_self;
-    emu_check_aligned(dst, 16, "cp.async to");
-    if (valid)
-        emu_check_aligned(src, 16, "cp.async from");
-    const emu_copy c = {dst, valid ? src : nullptr, t->open_group};
-    if (emu_lands_early())
-        land(c);
-    else
-        t->copy.push_back(c);
-}
-
-void emu_copy_commit()
-{
-    emu_self->open_group++;
-}
-
-void emu_copy_wait(uint32_t n_group)
-{
-    emu_thread *t = emu_self;
-    size_t n = 0;
-    while (n < t->copy.size() && t->copy[n].group + n_group < t->open_group)
-        land(t->copy[n++]);
-    t->copy.erase(t->copy.begin(), t->copy.begin() + (ptrdiff_t)n);
-}
-
-static mbar *find_mbar(uint64_t *at, const char *what)
-{
-    for (mbar &b : block->mbars) {
-        if (b.at == at)
-            return &b;
-    }
-    emu_die("%s: no mbarrier was initialised at %p", what, (void *)at);
-}
-
-void emu_mbar_init(uint64_t *at, uint32_t n_arrive)
-{
-    emu_check_aligned(at, 8, "mbarrier");
-    const mbar fresh = {at, n_arrive, n_arrive, 0, 0};
-    for (mbar &b : block->mbars) {
-        if (b.at == at) {
-            b = fresh;
-            return;
-        }
-    }
-    block->mbars.push_back(fresh);
-}
-
-static void turn_phase(mbar *b)
-{
-    if (b->pending == 0 && b->n_bytes == 0) {
-        b->phase ^= 1;
-        b->pending = b->n_arrive;
-    }
-}
-
-void emu_mbar_arrive(uint64_t *at, uint32_t n_bytes)
-{
-    mbar *b = find_mbar(at, "mbarrier arrive");
-    if (b->pending == 0)
-        emu_die("mbarrier arrive: more than %u arrivals in a phase", b->n_arrive);
-    b->n_bytes += n_bytes;
-    b->pending--;
-    turn_phase(b);
-}
-
-static void land(const bulk &c)
-{
-    memcpy(c.dst, c.src, c.n_bytes);
-    mbar *b = find_mbar(c.bar, "bulk copy");
-    b->n_bytes -= c.n_bytes;
-    turn_phase(b);
-}
-
-void emu_bulk_start(void *dst, const void *src, uint32_t n_bytes, uint64_t *bar)
-{
-    emu_check_aligned(dst, 16, "bulk copy to");
-    emu_check_aligned(src, 16, "bulk copy from");
-    if (n_bytes == 0 || n_bytes % 16 != 0)
-        emu_die("bulk copy of %u bytes: it must be a multiple of 16", n_bytes);
-    find_mbar(bar, "bulk copy");
-    const bulk c = {dst, src, n_bytes, bar};
-    if (emu_lands_early())
-        land(c);
-    else
-        block->bulks.push_back(c);
-}
-
-struct mbar_wait {
-    uint64_t *at;
-    uint32_t parity;
-};
-
-static bool phase_ended(void *arg)
-{
-    const mbar_wait *w = (const mbar_wait *)arg;
-    if (find_mbar(w->at, "mbarrier wait")->phase != (w->parity & 1))
-        return true;
-    for (size_t i = 0; i < block->bulks.size();) {
-        if (block->bulks[i].bar == w->at) {
-            const bulk c = block->bulks[i];
-            block->bulks.erase(block->bulks.begin() + (ptrdiff_t)i);
-            land(c);
-        } else {
-            i++;
-        }
-    }
-    return find_mbar(w->at, "mbarrier wait")->phase != (w->parity & 1);
-}
-
-void emu_mbar_wait(uint64_t *at, uint32_t parity)
-{
-    mbar_wait w = {at, parity};
-    emu_wait(phase_ended, &w, "mbarrier");
-}
+/* ---------------------------------------------------------------- blocks */
 
 void emu_pdl_wait()
 {
     has_pdl_wait = true;
 }
-
-/* ---------------------------------------------------------------- blocks */
 
 [[noreturn]] static void stuck()
 {
@@ -584,8 +449,8 @@ static void start_block(uint64_t i)
     if (tls_begin != nullptr)
         memset(tls_begin, 0xFF, tls_bytes);
     memset(block->bar_of, 0, sizeof block->bar_of);
-    block->mbars.clear();
-    block->bulks.clear();
+    block->copies.mbars.clear();
+    block->copies.bulks.clear();
     block->n_alive = n_thread;
     for (uint32_t i = 0; i < n_warp; i++) {
         emu_warp *w = &block->warp_of[i];
@@ -618,8 +483,9 @@ static bool run_block()
     const uint32_t first = is_shuffled ? draw(n_warp) : 0;
     for (uint32_t i = 0; i < n_warp; i++)
         moved |= run_warp(&block->warp_of[(first + i) % n_warp]);
-    if (block->n_alive == 0 && !block->bulks.empty())
-        emu_die("the block ended with %zu bulk copies that nobody waited for", block->bulks.size());
+    if (block->n_alive == 0 && !block->copies.bulks.empty())
+        emu_die("the block ended with %zu bulk copies that nobody waited for",
+                block->copies.bulks.size());
     return moved;
 }
 
