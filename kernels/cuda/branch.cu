@@ -245,3 +245,23 @@ mm_status mm_cuda_branch_sum_store(const mm_op_context *c, int32_t n_row, const 
     p.acc_out = acc;
     return launch<BRANCH_STORE>(c, n_row, &p);
 }
+
+mm_status mm_cuda_branch_experts(const mm_op_context *c, const mm_moe_args *a, int32_t t,
+                                 int32_t n_row, const float *part, const float *shared)
+{
+    const mm_op_shape *s = c->shape;
+    const int64_t at = (int64_t)t * s->d_model, pair = (int64_t)t * s->n_expert_used;
+    mm_branch_sum sum = {};
+    sum.acc = a->accumulate ? a->acc + at : NULL;
+    sum.part = part;
+    sum.shared = a->with_shared ? shared : NULL;
+    sum.experts = a->experts + pair;
+    sum.weights = a->weights + pair;
+    sum.routed_scale = s->routed_scale;
+    sum.n_slot = s->n_expert_used;
+    sum.first = a->first;
+    sum.last = a->last;
+    return a->finish ? mm_cuda_branch_sum_end(c, n_row, &sum, (uint16_t *)a->x + at, a->norm_w,
+                                              (uint16_t *)a->h_out + at)
+                     : mm_cuda_branch_sum_store(c, n_row, &sum, a->acc + at);
+}

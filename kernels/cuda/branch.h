@@ -28,6 +28,10 @@ mm_status mm_cuda_branch_sum_end(const mm_op_context *c, int32_t n_row, const mm
 /* acc = the sum, where the branch goes on. */
 mm_status mm_cuda_branch_sum_store(const mm_op_context *c, int32_t n_row, const mm_branch_sum *sum,
                                    float *acc);
+/* Of rows t .. t + n_row - 1 of a MoE op: part [n_row, slots, D], shared [n_row, D] (read where the
+ * op has the shared expert). Ends the branch or stores acc, as the op says. */
+mm_status mm_cuda_branch_experts(const mm_op_context *c, const mm_moe_args *a, int32_t t,
+                                 int32_t n_row, const float *part, const float *shared);
 /* What the product of `wo` or `down` writes: of many rows r(y), which is all that the end of the
  * branch looks at and half the bytes. */
 static inline mm_out_kind mm_branch_kind(int32_t n_row)

@@ -14,7 +14,6 @@
 
 enum {
     WIDE_TILES = 16, /* row tiles of a block */
-    WIDE_ROWS = WIDE_TILES * MM_FRAG_ROWS,
     WIDE_TOKENS = 128,
     WIDE_LOADERS = 128, /* threads of the warpgroup that fills stages */
     WIDE_THREADS = 3 * 128,

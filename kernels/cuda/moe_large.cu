@@ -218,22 +218,7 @@ mm_status mm_cuda_moe_large(const mm_op_context *c, int32_t n_row, const mm_moe_
         if (a->with_shared)
             MM_TRY(run_shared(c, a, h, rows, &m));
         MM_TRY(run_experts(c, a, h, rows, &m));
-        const int64_t at = (int64_t)t * s->d_model;
-        mm_branch_sum sum = {};
-        sum.acc = a->accumulate ? a->acc + at : NULL;
-        sum.part = m.y;
-        sum.shared = a->with_shared ? m.y_shared : NULL;
-        sum.experts = m.sort.experts;
-        sum.weights = a->weights + (int64_t)t * k;
-        sum.routed_scale = s->routed_scale;
-        sum.n_slot = k;
-        sum.first = a->first;
-        sum.last = a->last;
-        if (a->finish)
-            MM_TRY(mm_cuda_branch_sum_end(c, rows, &sum, (uint16_t *)a->x + at, a->norm_w,
-                                          (uint16_t *)a->h_out + at));
-        else
-            MM_TRY(mm_cuda_branch_sum_store(c, rows, &sum, a->acc + at));
+        MM_TRY(mm_cuda_branch_experts(c, a, t, rows, m.y, m.y_shared));
     }
     return MM_OK;
 }

@@ -460,21 +460,7 @@ mm_status mm_cuda_moe_small(const mm_op_context *c, int32_t n_row, const mm_moe_
         a.weights = args->weights + (int64_t)t * s->n_expert_used;
         c->stream->scratch_used = used;
         MM_TRY(experts_of(c, n, &a, &m));
-        mm_branch_sum sum = {};
-        sum.acc = args->accumulate ? args->acc + at : NULL;
-        sum.part = m.y;
-        sum.shared = args->with_shared ? m.y_shared : NULL;
-        sum.experts = a.experts;
-        sum.weights = a.weights;
-        sum.routed_scale = s->routed_scale;
-        sum.n_slot = s->n_expert_used;
-        sum.first = args->first;
-        sum.last = args->last;
-        if (args->finish)
-            MM_TRY(mm_cuda_branch_sum_end(c, n, &sum, (uint16_t *)args->x + at, args->norm_w,
-                                          (uint16_t *)args->h_out + at));
-        else
-            MM_TRY(mm_cuda_branch_sum_store(c, n, &sum, args->acc + at));
+        MM_TRY(mm_cuda_branch_experts(c, args, t, n, m.y, m.y_shared));
     }
     return MM_OK;
 }

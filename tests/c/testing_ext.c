@@ -70,9 +70,10 @@ static PyObject *py_list(PyObject *self, PyObject *unused)
     return list;
 }
 
-static PyObject *py_alloc(PyObject *self, PyObject *args)
+/* alloc(backend, n_bytes), free(backend, address); of the backend's memory or of the host's that
+ * ops can read. */
+static PyObject *alloc_of(PyObject *args, bool is_host)
 {
-    (void)self;
     PyObject *capsule;
     Py_ssize_t n;
     void *p;
@@ -81,52 +82,45 @@ static PyObject *py_alloc(PyObject *self, PyObject *args)
     mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
     if (b == NULL)
         return NULL;
-    const mm_status st = b->alloc(b, &p, (size_t)n);
+    const mm_status st = (is_host ? b->alloc_host : b->alloc)(b, &p, (size_t)n);
     return st == MM_OK ? PyLong_FromVoidPtr(p) : fail(st);
+}
+
+static PyObject *free_of(PyObject *args, bool is_host)
+{
+    PyObject *capsule;
+    unsigned long long p;
+    if (!PyArg_ParseTuple(args, "OK", &capsule, &p))
+        return NULL;
+    mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
+    if (b == NULL)
+        return NULL;
+    (is_host ? b->free_host : b->free)(b, (void *)(uintptr_t)p);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_alloc(PyObject *self, PyObject *args)
+{
+    (void)self;
+    return alloc_of(args, false);
 }
 
 static PyObject *py_free(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *capsule;
-    unsigned long long p;
-    if (!PyArg_ParseTuple(args, "OK", &capsule, &p))
-        return NULL;
-    mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
-    if (b == NULL)
-        return NULL;
-    b->free(b, (void *)(uintptr_t)p);
-    Py_RETURN_NONE;
+    return free_of(args, false);
 }
 
-/* alloc_host(backend, n_bytes), free_host(backend, address): host memory that ops can read. */
 static PyObject *py_alloc_host(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *capsule;
-    Py_ssize_t n;
-    void *p;
-    if (!PyArg_ParseTuple(args, "On", &capsule, &n))
-        return NULL;
-    mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
-    if (b == NULL)
-        return NULL;
-    const mm_status st = b->alloc_host(b, &p, (size_t)n);
-    return st == MM_OK ? PyLong_FromVoidPtr(p) : fail(st);
+    return alloc_of(args, true);
 }
 
 static PyObject *py_free_host(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *capsule;
-    unsigned long long p;
-    if (!PyArg_ParseTuple(args, "OK", &capsule, &p))
-        return NULL;
-    mm_backend *b = PyCapsule_GetPointer(capsule, backend_name);
-    if (b == NULL)
-        return NULL;
-    b->free_host(b, (void *)(uintptr_t)p);
-    Py_RETURN_NONE;
+    return free_of(args, true);
 }
 
 /* upload(context, address, bytes), download(context, address, writable buffer); both wait. */
