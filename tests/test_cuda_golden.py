@@ -1,10 +1,10 @@
 """Golden checkpoints on CUDA: against ref in the same dtypes, which rounds at the same points, and
 against the float32 results in the files.
 
-With the choices (blocks, experts) forced every position must agree with ref within a small multiple
-of the noise of cpu, or an NMSE of 5e-4; left free, a different choice must be a near tie, as
-tests/golden/README.md defines it. Through an emulated device (MM_CUDA_SO of tests/emu) the same
-tests run over short prompts.
+With the choices (blocks, experts) forced every position must agree with ref within an NMSE of
+1e-4, or three times the noise ref has itself when its sums change in their last bits; left free, a
+different choice must be a near tie, as tests/golden/README.md defines it. Through an emulated
+device (MM_CUDA_SO of tests/emu) the same tests run over short prompts.
 """
 
 from __future__ import annotations
@@ -89,17 +89,32 @@ def host(n: int) -> str:
 # ---------------------------------------------------------------- against ref
 
 
-def noise(case: str, n: int, kv: str, index: str, want: Any) -> Array:
-    """What another order of sums does to this model: the NMSE of cpu against ref, choices forced.
+# By how much the eps of the norms is moved. The residual stream has a mean square of 0.6 to 170:
+# the factors of its norms change by 3e-11 to 8e-8, in most places by less than an f32 rounding. The
+# largest change is 4e-6, of q and k in layer 0 (mean square 0.012): about what a tensor core cuts
+# off a sum.
+EPS_FACTORS = (0.9, 0.99, 1.01, 1.1)
 
-    One flipped bit of a bf16 stream or of a cache code grows by layers, in every implementation; a
-    limit must stand above that and far below what a mistake makes (1e-2 and more).
+
+def noise(case: str, kv: str, index: str, asked: dict[int, Any]) -> dict[int, Array]:
+    """What last bits of f32 do to this model, {n: [n]}: the largest NMSE of ref against ref itself
+    with another eps, the choices forced to those of `asked`, {n: what ref traced}.
+
+    One bit that flips in a bf16 stream or in a cache code grows by layers, in every implementation:
+    two whose sums differ are no nearer to each other than ref is to itself. A limit must stand
+    above that, and far below what a mistake makes (1e-2 and more).
     """
-    ids = golden(case)[f"len{n}.input_ids"]
-    with open_llm(case, "cpu", kv, index) as cpu:
-        got = cpu.trace(ids, what=WHAT, force_blocks=want.blocks, force_experts=want.experts)
-    assert got.logits is not None
-    return nmse(got.logits, want.logits)
+    eps = json.loads((GOLDEN / case / "config.json").read_text())["text_config"]["rms_norm_eps"]
+    found: dict[int, Array] = {}
+    for factor in EPS_FACTORS:
+        moved = {"text_config": {"rms_norm_eps": eps * factor}}
+        with open_llm(case, "ref", kv, index, hf_overrides=moved) as ref:
+            for n, want in asked.items():
+                ids = golden(case)[f"len{n}.input_ids"]
+                choices = {"force_blocks": want.blocks, "force_experts": want.experts}
+                got = ref.trace(ids, what=WHAT, **choices)
+                found[n] = np.maximum(found.get(n, 0), nmse(got.logits, want.logits))
+    return found
 
 
 @pytest.mark.parametrize(("kv", "index"), CACHES, ids=["-".join(pair) for pair in CACHES])
@@ -109,27 +124,25 @@ def test_every_position_agrees_with_ref_when_choices_are_forced(
 ) -> None:
     if is_emulated() and (case, kv, index) not in EMULATED_CASES:
         pytest.skip("an emulated device runs three of the cases")
-    g = golden(case)
-    with open_llm(case, "cuda", kv, index) as cuda:
+    g, asked, errors = golden(case), {}, {}
+    with open_llm(case, "cuda", kv, index) as cuda, open_llm(case, "ref", kv, index) as ref:
         for n in lengths(case, 700):
             ids = g[f"len{n}.input_ids"]
-            with open_llm(case, "ref", kv, index) as ref:
-                want = ref.trace(ids, what=WHAT)
-            assert want.logits is not None and want.blocks is not None
-            assert want.experts is not None
+            asked[n] = want = ref.trace(ids, what=WHAT)
             got = cuda.trace(ids, what=WHAT, force_blocks=want.blocks, force_experts=want.experts)
-            assert got.logits is not None
-            error, usual = nmse(got.logits, want.logits), noise(case, n, kv, index, want)
-            print(
-                f"{case} {kv}/{index} len {n}: nmse max {error.max():.1e} median "
-                f"{np.median(error):.1e}; cpu {usual.max():.1e} {np.median(usual):.1e}"
-            )
-            # a tensor core cuts the low bits of its f32 sums: about 5 times the noise of cpu
-            assert np.median(error) <= max(5e-4, 8 * np.median(usual)), n
-            assert error.max() <= max(5e-4, 16 * usual.max()), (n, int(error.argmax()), error.max())
-            assert error.max() <= 5e-3, n
-            if n > 1:
-                assert error.max() > 0  # other sums, other last bits: equality would be a fake
+            assert got.logits is not None and want.logits is not None
+            errors[n] = nmse(got.logits, want.logits)
+    usual = noise(case, kv, index, asked)
+    for n, error in errors.items():
+        print(
+            f"{case} {kv}/{index} len {n}: nmse max {error.max():.1e} median "
+            f"{np.median(error):.1e}; ref itself {usual[n].max():.1e} {np.median(usual[n]):.1e}"
+        )
+        assert np.median(error) <= max(1e-4, 3 * np.median(usual[n])), n
+        assert error.max() <= max(1e-4, 3 * usual[n].max()), (n, int(error.argmax()), error.max())
+        assert error.max() <= 5e-3, n
+        if n > 1:
+            assert error.max() > 0  # other sums, other last bits: equality would be a fake
 
 
 OPS_BESIDE_REF = """

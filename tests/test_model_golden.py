@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import test_cuda_golden
 from checkpoint_files import GOLDEN, golden
 from tolerances import GOLDEN_LOGITS_ABS
 
@@ -187,6 +188,17 @@ def test_bf16_is_close_in_the_median_and_everywhere_when_forced(case: str, backe
                     np.testing.assert_array_equal(forced.experts[i], g[f"len{n}.experts.{i}"])
     every = np.concatenate(free)
     assert 1e-6 < np.median(every) < 1e-3, np.median(every)
+
+
+@pytest.mark.parametrize("case", ["m31_d128", "m3_d128", "m31_d128_nvfp4", "m31_dspark"])
+def test_ref_is_no_nearer_than_1e_4_to_itself_in_bf16(case: str) -> None:
+    """Why test_cuda_golden.py cannot ask for an NMSE of 1e-4 at every position of a whole model: a
+    change of eps that moves the factors of norms by no more than f32 sums differ moves ref by more
+    than that, with every choice forced."""
+    with open_llm(GOLDEN / case, "ref", "bfloat16") as ref:
+        want = ref.trace(golden(case)["len129.input_ids"], what=test_cuda_golden.WHAT)
+    itself = test_cuda_golden.noise(case, "bf16", "bf16", {129: want})[129]
+    assert 1e-4 < itself.max() < 1e-3, itself.max()
 
 
 # ---------------------------------------------------------------- mistakes made on purpose
