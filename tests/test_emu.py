@@ -52,7 +52,7 @@ def test_emulator_computes_what_loops_compute(selftest: Path, seed: str) -> None
         ("bounds", "segmentation fault at address"),
         ("counter", "counter 2 is 1 after the kernel"),
         ("early", "s[4 * threadIdx.x] == in[4 * threadIdx.x]"),
-        ("bulk", "bulk copies that nobody waited for"),
+        ("mbarrier", "no mbarrier was initialised"),
         ("lanes", "mma by lanes 0000ffff"),
         ("align", "is not a multiple of 16"),
         ("cluster", "barrier of the cluster: ffffffff"),

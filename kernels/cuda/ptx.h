@@ -334,7 +334,7 @@ MM_DEV_FN void mm_pdl_trigger()
 #endif
 }
 
-/* ---------------------------------------------------------------- bulk copies (sm_90 and newer) */
+/* ---------------------------------------------------------------- mbarriers (sm_90 and newer) */
 
 MM_DEV_FN void mm_mbar_init(uint64_t *bar, uint32_t n_arrive)
 {
@@ -342,15 +342,6 @@ MM_DEV_FN void mm_mbar_init(uint64_t *bar, uint32_t n_arrive)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mm_smem_addr(bar)), "r"(n_arrive)
                  : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-/* One arrival that also announces n_bytes of copies. */
-MM_DEV_FN void mm_mbar_expect(uint64_t *bar, uint32_t n_bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mm_smem_addr(bar)),
-                 "r"(n_bytes)
-                 : "memory");
 #endif
 }
 MM_DEV_FN void mm_mbar_arrive(uint64_t *bar)
@@ -368,17 +359,6 @@ MM_DEV_FN void mm_mbar_wait(uint64_t *bar, uint32_t parity)
                  " @!p bra MM_WAIT_%=;\n}" ::"r"(mm_smem_addr(bar)),
                  "r"(parity)
                  : "memory");
-#endif
-}
-/* n_bytes (multiple of 16, both ends 16-byte aligned) to shared memory, completing on bar. */
-MM_DEV_FN void mm_bulk_load(void *smem, const void *gmem, uint32_t n_bytes, uint64_t *bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(mm_smem_addr(smem)),
-        "l"(gmem), "r"(n_bytes), "r"(mm_smem_addr(bar))
-        : "memory");
 #endif
 }
 

@@ -49,7 +49,7 @@ struct block_state {
     emu_thread thread_of[MAX_THREAD];
     emu_warp warp_of[MAX_WARP];
     barrier bar_of[N_BAR];
-    emu_copies copies;
+    std::vector<emu_mbar> mbars;
     struct {
         void (*op)(void *const *);
         const char *what;
@@ -71,9 +71,9 @@ static uint8_t *stacks;
 static void *scheduler_sp;
 static std::mutex machine; /* ranks are threads; kernels run one at a time */
 
-emu_copies *emu_block_copies()
+std::vector<emu_mbar> *emu_block_mbars()
 {
-    return &block->copies;
+    return &block->mbars;
 }
 
 /* ---------------------------------------------------------------- messages, randomness */
@@ -449,8 +449,7 @@ static void start_block(uint64_t i)
     if (tls_begin != nullptr)
         memset(tls_begin, 0xFF, tls_bytes);
     memset(block->bar_of, 0, sizeof block->bar_of);
-    block->copies.mbars.clear();
-    block->copies.bulks.clear();
+    block->mbars.clear();
     block->n_alive = n_thread;
     for (uint32_t i = 0; i < n_warp; i++) {
         emu_warp *w = &block->warp_of[i];
@@ -483,9 +482,6 @@ static bool run_block()
     const uint32_t first = is_shuffled ? draw(n_warp) : 0;
     for (uint32_t i = 0; i < n_warp; i++)
         moved |= run_warp(&block->warp_of[(first + i) % n_warp]);
-    if (block->n_alive == 0 && !block->copies.bulks.empty())
-        emu_die("the block ended with %zu bulk copies that nobody waited for",
-                block->copies.bulks.size());
     return moved;
 }
 

@@ -57,14 +57,13 @@ void emu_wait(bool (*until)(void *), void *arg, const char *what);
 /* True at random with EMU_SEED, else false: "does this copy land at once?" */
 bool emu_lands_early();
 
-/* cp.async, mbarriers, bulk copies. */
+/* cp.async, mbarriers. */
 void emu_copy_start(void *dst, const void *src, bool valid);
 void emu_copy_commit();
 void emu_copy_wait(uint32_t n_group);
 void emu_mbar_init(uint64_t *bar, uint32_t n_arrive);
-void emu_mbar_arrive(uint64_t *bar, uint32_t n_bytes);
+void emu_mbar_arrive(uint64_t *bar);
 void emu_mbar_wait(uint64_t *bar, uint32_t parity);
-void emu_bulk_start(void *dst, const void *src, uint32_t n_bytes, uint64_t *bar);
 void emu_pdl_wait();
 
 /* Barrier of all threads of the cluster; the same place in the shared memory of block `rank`. */

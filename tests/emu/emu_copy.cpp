@@ -1,5 +1,5 @@
-/* emu_copy.cpp: cp.async, mbarriers and bulk copies: data lands when it is waited for, or with
- * EMU_SEED at a random moment before. */
+/* emu_copy.cpp: cp.async, whose data lands when it is waited for, or with EMU_SEED at a random
+ * moment before; mbarriers. */
 #include "emu_copy.h"
 
 #include <string.h>
@@ -41,7 +41,7 @@ void emu_copy_wait(uint32_t n_group)
 
 static emu_mbar *find_mbar(uint64_t *at, const char *what)
 {
-    for (emu_mbar &b : emu_block_copies()->mbars) {
+    for (emu_mbar &b : *emu_block_mbars()) {
         if (b.at == at)
             return &b;
     }
@@ -51,54 +51,23 @@ static emu_mbar *find_mbar(uint64_t *at, const char *what)
 void emu_mbar_init(uint64_t *at, uint32_t n_arrive)
 {
     emu_check_aligned(at, 8, "mbarrier");
-    const emu_mbar fresh = {at, n_arrive, n_arrive, 0, 0};
-    for (emu_mbar &b : emu_block_copies()->mbars) {
+    const emu_mbar fresh = {at, n_arrive, n_arrive, 0};
+    for (emu_mbar &b : *emu_block_mbars()) {
         if (b.at == at) {
             b = fresh;
             return;
         }
     }
-    emu_block_copies()->mbars.push_back(fresh);
+    emu_block_mbars()->push_back(fresh);
 }
 
-static void turn_phase(emu_mbar *b)
+void emu_mbar_arrive(uint64_t *at)
 {
-    if (b->pending == 0 && b->n_bytes == 0) {
+    emu_mbar *b = find_mbar(at, "mbarrier arrive");
+    if (--b->pending == 0) {
         b->phase ^= 1;
         b->pending = b->n_arrive;
     }
-}
-
-void emu_mbar_arrive(uint64_t *at, uint32_t n_bytes)
-{
-    emu_mbar *b = find_mbar(at, "mbarrier arrive");
-    if (b->pending == 0)
-        emu_die("mbarrier arrive: more than %u arrivals in a phase", b->n_arrive);
-    b->n_bytes += n_bytes;
-    b->pending--;
-    turn_phase(b);
-}
-
-static void land(const emu_bulk &c)
-{
-    memcpy(c.dst, c.src, c.n_bytes);
-    emu_mbar *b = find_mbar(c.bar, "bulk copy");
-    b->n_bytes -= c.n_bytes;
-    turn_phase(b);
-}
-
-void emu_bulk_start(void *dst, const void *src, uint32_t n_bytes, uint64_t *bar)
-{
-    emu_check_aligned(dst, 16, "bulk copy to");
-    emu_check_aligned(src, 16, "bulk copy from");
-    if (n_bytes == 0 || n_bytes % 16 != 0)
-        emu_die("bulk copy of %u bytes: it must be a multiple of 16", n_bytes);
-    find_mbar(bar, "bulk copy");
-    const emu_bulk c = {dst, src, n_bytes, bar};
-    if (emu_lands_early())
-        land(c);
-    else
-        emu_block_copies()->bulks.push_back(c);
 }
 
 struct mbar_wait {
@@ -109,17 +78,6 @@ struct mbar_wait {
 static bool phase_ended(void *arg)
 {
     const mbar_wait *w = (const mbar_wait *)arg;
-    if (find_mbar(w->at, "mbarrier wait")->phase != (w->parity & 1))
-        return true;
-    for (size_t i = 0; i < emu_block_copies()->bulks.size();) {
-        if (emu_block_copies()->bulks[i].bar == w->at) {
-            const emu_bulk c = emu_block_copies()->bulks[i];
-            emu_block_copies()->bulks.erase(emu_block_copies()->bulks.begin() + (ptrdiff_t)i);
-            land(c);
-        } else {
-            i++;
-        }
-    }
     return find_mbar(w->at, "mbarrier wait")->phase != (w->parity & 1);
 }
 

@@ -1,5 +1,4 @@
-/* emu_copy.h: the barriers and bulk copies of a block, for emu.cpp (who sees to it that none is
- * left) and emu_copy.cpp. */
+/* emu_copy.h: the mbarriers of a block, for emu.cpp (who keeps them) and emu_copy.cpp. */
 #ifndef MM_EMU_EMU_COPY_H
 #define MM_EMU_EMU_COPY_H
 #include "emu.h"
@@ -7,19 +6,8 @@
 struct emu_mbar {
     uint64_t *at;
     uint32_t n_arrive, pending, phase;
-    int64_t n_bytes;
-};
-struct emu_bulk {
-    void *dst;
-    const void *src;
-    uint32_t n_bytes;
-    uint64_t *bar;
-};
-struct emu_copies {
-    std::vector<emu_mbar> mbars;
-    std::vector<emu_bulk> bulks;
 };
 
-emu_copies *emu_block_copies(); /* of the running block */
+std::vector<emu_mbar> *emu_block_mbars(); /* of the running block */
 
 #endif

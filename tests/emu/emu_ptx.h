@@ -281,27 +281,19 @@ MM_DEV_FN void mm_pdl_trigger()
 {
 }
 
-/* ---------------------------------------------------------------- bulk copies */
+/* ---------------------------------------------------------------- mbarriers */
 
 MM_DEV_FN void mm_mbar_init(uint64_t *bar, uint32_t n_arrive)
 {
     emu_mbar_init(bar, n_arrive);
 }
-MM_DEV_FN void mm_mbar_expect(uint64_t *bar, uint32_t n_bytes)
-{
-    emu_mbar_arrive(bar, n_bytes);
-}
 MM_DEV_FN void mm_mbar_arrive(uint64_t *bar)
 {
-    emu_mbar_arrive(bar, 0);
+    emu_mbar_arrive(bar);
 }
 MM_DEV_FN void mm_mbar_wait(uint64_t *bar, uint32_t parity)
 {
     emu_mbar_wait(bar, parity);
-}
-MM_DEV_FN void mm_bulk_load(void *smem, const void *gmem, uint32_t n_bytes, uint64_t *bar)
-{
-    emu_bulk_start(smem, gmem, n_bytes, bar);
 }
 
 #endif

@@ -82,25 +82,32 @@ __global__ void mma_kernel(const uint16_t *a, const uint16_t *b, float *d)
         d[(l / 4 + 8 * (i / 2)) * 8 + 2 * (l % 4) + i % 2] = acc[i];
 }
 
-__global__ void bulk_kernel(const uint32_t *in, uint32_t *out)
+/* Warp 0 fills two stages, warp 1 reads them, as loader and consumers of a ring do. */
+__global__ void ring_kernel(const uint32_t *in, uint32_t *out)
 {
-    __shared__ uint64_t full[2];
-    uint32_t *stage = (uint32_t *)mm_smem(); /* [2][64] */
+    __shared__ uint64_t full[2], empty[2];
+    uint32_t *stage = (uint32_t *)mm_smem(); /* [2][32] */
+    const uint32_t lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-        mm_mbar_init(&full[0], 1);
-        mm_mbar_init(&full[1], 1);
+        for (int s = 0; s < 2; s++) {
+            mm_mbar_init(&full[s], 32);
+            mm_mbar_init(&empty[s], 32);
+        }
     }
     __syncthreads();
     mm_pdl_wait();
-    for (uint32_t i = 0; i < 6; i++) {
-        const uint32_t s = i % 2;
-        if (threadIdx.x == 0) {
-            mm_mbar_expect(&full[s], 256);
-            mm_bulk_load(stage + 64 * s, in + 64 * i, 256, &full[s]);
+    for (uint32_t i = 0; i < 12; i++) {
+        const uint32_t s = i % 2, round = i / 2;
+        if (threadIdx.x < 32) {
+            if (round > 0)
+                mm_mbar_wait(&empty[s], (round - 1) & 1);
+            stage[32 * s + lane] = in[32 * i + lane];
+            mm_mbar_arrive(&full[s]);
+        } else {
+            mm_mbar_wait(&full[s], round & 1);
+            out[32 * i + lane] = stage[32 * s + 31 - lane] + 1;
+            mm_mbar_arrive(&empty[s]);
         }
-        mm_mbar_wait(&full[s], i / 2 & 1);
-        out[64 * i + threadIdx.x] = stage[64 * s + threadIdx.x] + 1;
-        __syncthreads();
     }
 }
 
@@ -144,12 +151,8 @@ __global__ void wrong_kernel(const char *how, const uint32_t *in, uint32_t *out)
         mm_cp_async_commit();
         CHECK(s[4 * threadIdx.x] == in[4 * threadIdx.x]);
     }
-    if (strcmp(how, "bulk") == 0 && threadIdx.x == 0) {
-        uint64_t *bar = (uint64_t *)(s + 28);
-        mm_mbar_init(bar, 1);
-        mm_mbar_expect(bar, 64);
-        mm_bulk_load(s, in, 64, bar);
-    }
+    if (strcmp(how, "mbarrier") == 0 && threadIdx.x == 0)
+        mm_mbar_arrive((uint64_t *)s);
     if (strcmp(how, "lanes") == 0 && threadIdx.x < 16) {
         const uint32_t a[4] = {0, 0, 0, 0}, b[2] = {0, 0};
         float d[4] = {0, 0, 0, 0};
@@ -194,9 +197,9 @@ static void right()
     uint32_t *in = device_words(384), *out = device_words(384);
     for (uint32_t i = 0; i < 384; i++)
         in[i] = 3 * i;
-    launch("bulk", dim3(1), dim3(64), 512, [=] { bulk_kernel(in, out); });
+    launch("ring", dim3(1), dim3(64), 256, [=] { ring_kernel(in, out); });
     for (uint32_t i = 0; i < 384; i++)
-        CHECK(out[i] == 3 * i + 1);
+        CHECK(out[i] == 3 * (i / 32 * 32 + 31 - i % 32) + 1);
     int *from = (int *)device_words(512);
     launch("cluster", dim3(8), dim3(64), 1024, [=] { cluster_kernel(from); }, 4);
     for (int i = 0; i < 512; i++)
