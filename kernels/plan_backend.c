@@ -5,10 +5,11 @@
  */
 #include "kernels/plan_backend.h"
 #include "csrc/base/base.h"
+#include "kernels/cuda/limits.h"
 #include "kernels/ops.h"
 
 enum {
-    HEAD_DIM = 128,      /* MM_CACHE_DIM: the one head size of the kernels */
+    HEAD_DIM = MM_CUDA_HEAD_DIM,
     SMALL_ROWS = 64,     /* MM_CUDA_SMALL_ROWS */
     FRAG_ROWS = 16,      /* frag.h */
     FRAG_BYTES = 512,    /* frag.h */
@@ -211,39 +212,12 @@ static size_t scratch_bytes(const mm_op_shape *s, int32_t n_thread)
     return (size_t)mm_max_i64(n, sample_scratch(s));
 }
 
-/* ---------------------------------------------------------------- shapes: ops.cu */
-
-static mm_status check_width(const char *name, int32_t n)
-{
-    if (n == 0 || n % 16 == 0)
-        return MM_OK;
-    return MM_FAIL_PARAM(MM_E_UNSUPPORTED, name, -1,
-                         "cuda: %s is %d on a rank; it must be a multiple of 16 (fewer "
-                         "tensor-parallel ranks make it larger; backend=\"cpu\" takes it)",
-                         name, n);
-}
+/* ---------------------------------------------------------------- shapes: limits.h */
 
 static mm_status check_shape(const mm_op_shape *s)
 {
-    const int32_t group = s->n_kv_head > 0 ? s->n_head / s->n_kv_head : 0;
-    if (s->act != MM_DTYPE_BF16)
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "dtype", -1,
-                             "cuda: activations are bfloat16 only: set dtype=\"bfloat16\", or "
-                             "backend=\"cpu\" for float32");
-    if (s->head_dim != HEAD_DIM || (s->n_index_head > 0 && s->index_dim != HEAD_DIM))
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "head_dim", -1,
-                             "cuda: head_dim is %d and index_dim %d; the kernels are made for "
-                             "128; backend=\"cpu\" takes other sizes",
-                             s->head_dim, s->index_dim);
-    if (group < 1 || group > 16 || s->n_head != group * s->n_kv_head)
-        return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "n_head", -1,
-                             "cuda: %d query heads for %d KV heads; 1 to 16 for each are "
-                             "possible; backend=\"cpu\" takes others",
-                             s->n_head, s->n_kv_head);
-    MM_TRY(check_width("d_model", s->d_model));
-    MM_TRY(check_width("d_expert", s->d_expert));
-    MM_TRY(check_width("d_shared", s->d_shared));
-    return check_width("d_dense", s->d_dense);
+    const mm_cuda_refusal r = mm_cuda_check_limits(s);
+    return r.param == NULL ? MM_OK : MM_FAIL_PARAM(MM_E_UNSUPPORTED, r.param, -1, "%s", r.text);
 }
 
 /* ---------------------------------------------------------------- the backend */

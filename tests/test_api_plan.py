@@ -354,6 +354,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gpu": "H200", "max_num_batched_tokens": 100}, "max_num_batched_tokens=100"),
     ({"gpu": "H200", "dtype": "float32"}, "float32"),
     ({"gpu": "H200", "hf_overrides": {"head_dim": 64}}, "head_dim"),
+    ({"gpu": "H200", "hf_overrides": {"vocab_size": 600000}}, "vocabulary of 600000.*524288"),
+    ({"gpu": "H200", "hf_overrides": {"num_experts_per_tok": 9}}, "9 of 128 experts"),
     ({"gpu": "H200", "hf_overrides": {"no_such": 1}}, "no_such"),
 ]
 

@@ -2,7 +2,7 @@
 against the float32 results in the files.
 
 With the choices (blocks, experts) forced every position must agree with ref within an NMSE of
-1e-4, or three times the noise ref has itself when its sums change in their last bits; left free, a
+1e-4, or twice the noise ref has itself when its sums change in their last bits; left free, a
 different choice must be a near tie, as tests/golden/README.md defines it. Through an emulated
 device (MM_CUDA_SO of tests/emu) the same tests run over short prompts.
 """
@@ -101,8 +101,7 @@ def noise(case: str, kv: str, index: str, asked: dict[int, Any]) -> dict[int, Ar
     with another eps, the choices forced to those of `asked`, {n: what ref traced}.
 
     One bit that flips in a bf16 stream or in a cache code grows by layers, in every implementation:
-    two whose sums differ are no nearer to each other than ref is to itself. A limit must stand
-    above that, and far below what a mistake makes (1e-2 and more).
+    two whose sums differ are no nearer to each other than ref is to itself.
     """
     eps = json.loads((GOLDEN / case / "config.json").read_text())["text_config"]["rms_norm_eps"]
     found: dict[int, Array] = {}
@@ -115,6 +114,12 @@ def noise(case: str, kv: str, index: str, asked: dict[int, Any]) -> dict[int, Ar
                 got = ref.trace(ids, what=WHAT, **choices)
                 found[n] = np.maximum(found.get(n, 0), nmse(got.logits, want.logits))
     return found
+
+
+def is_near(error: Array, usual: Array) -> bool:
+    """Errors of the positions of a model, and ref's own noise there."""
+    most, median = max(1e-4, 2 * usual.max()), max(1e-4, 3 * np.median(usual))
+    return bool(error.max() <= most and np.median(error) <= median and error.max() <= 5e-3)
 
 
 @pytest.mark.parametrize(("kv", "index"), CACHES, ids=["-".join(pair) for pair in CACHES])
@@ -138,9 +143,7 @@ def test_every_position_agrees_with_ref_when_choices_are_forced(
             f"{case} {kv}/{index} len {n}: nmse max {error.max():.1e} median "
             f"{np.median(error):.1e}; ref itself {usual[n].max():.1e} {np.median(usual[n]):.1e}"
         )
-        assert np.median(error) <= max(1e-4, 3 * np.median(usual[n])), n
-        assert error.max() <= max(1e-4, 3 * usual[n].max()), (n, int(error.argmax()), error.max())
-        assert error.max() <= 5e-3, n
+        assert is_near(error, usual[n]), (n, int(error.argmax()), error.max(), usual[n].max())
         if n > 1:
             assert error.max() > 0  # other sums, other last bits: equality would be a fake
 

@@ -310,12 +310,6 @@ mm_status mm_cuda_attn_sparse_decode(const mm_op_context *c, const mm_seq_view *
     void *score;
     mm_cuda_start(c);
     MM_TRY(mm_decode_check(c, a->cache));
-    if (s->n_index_head != s->n_kv_head)
-        return MM_CUDA_FAIL(
-            b, MM_E_UNSUPPORTED,
-            "cuda: %d index heads with %d KV heads, they must be as many; use the cpu "
-            "backend",
-            s->n_index_head, s->n_kv_head);
     if (a->force && a->blocks == nullptr)
         return MM_CUDA_FAIL(b, MM_E_INVALID, "attn_sparse: forced blocks are missing");
     MM_TRY(mm_decode_open(c, seq, a->q, a->o, rows, s->n_top_block, &p.v));

@@ -59,29 +59,13 @@ static inline int64_t mm_partial_bytes(const mm_op_shape *s, int64_t n)
     return n * s->n_head * (MM_CACHE_DIM + 2) * 4;
 }
 
+static_assert(MM_CUDA_MAX_BLOCKS <= MM_TOPK_MAX &&
+                  MM_WORK_MAX * MM_CUDA_MAX_KV_HEADS <= MM_CUDA_COUNTERS,
+              "limits.h");
+
 static inline mm_status mm_decode_check(const mm_op_context *c, const mm_layer_cache *cache)
 {
-    const mm_op_shape *s = c->shape;
     const mm_cuda *b = mm_cuda_of(c);
-    const int32_t group = s->n_head / s->n_kv_head;
-    if (s->head_dim != MM_CACHE_DIM)
-        return MM_CUDA_FAIL(b, MM_E_UNSUPPORTED,
-                            "cuda: head_dim %d, only 128 is taken; use the cpu backend",
-                            s->head_dim);
-    if (group > 16)
-        return MM_CUDA_FAIL(
-            b, MM_E_UNSUPPORTED,
-            "cuda: %d query heads share a KV head, at most 16 are taken; use the cpu "
-            "backend",
-            group);
-    if (s->n_top_block > MM_TOPK_MAX)
-        return MM_CUDA_FAIL(b, MM_E_UNSUPPORTED,
-                            "cuda: n_top_block %d, at most 64 are taken; use the cpu backend",
-                            s->n_top_block);
-    if ((int64_t)MM_WORK_MAX * s->n_kv_head > MM_CUDA_COUNTERS)
-        return MM_CUDA_FAIL(b, MM_E_UNSUPPORTED,
-                            "cuda: %d KV heads on one rank, at most %d are taken; use more ranks",
-                            s->n_kv_head, MM_CUDA_COUNTERS / MM_WORK_MAX);
     if (cache->k.format != cache->v.format)
         return MM_CUDA_FAIL(b, MM_E_INVALID,
                             "cuda: the K and V planes of a layer differ in format");

@@ -165,16 +165,6 @@ static mm_status check(const mm_op_context *c, const mm_attn_in_args *a, int32_t
     if ((a->k_out == nullptr) != (a->v_out == nullptr))
         return MM_CUDA_FAIL(b, MM_E_INVALID,
                             "attn_in: k_out and v_out must both be given or both be NULL");
-    if (s->head_dim != MM_CACHE_DIM || (s->n_index_head > 0 && s->index_dim != MM_CACHE_DIM))
-        return MM_CUDA_FAIL(
-            b, MM_E_UNSUPPORTED,
-            "cuda: head_dim %d and index_dim %d, only 128 is taken; use the cpu backend",
-            s->head_dim, s->index_dim);
-    if (s->n_rotary % 8 != 0 || s->n_rotary > MM_CACHE_DIM)
-        return MM_CUDA_FAIL(
-            b, MM_E_UNSUPPORTED,
-            "cuda: n_rotary %d, a multiple of 8 up to 128 is taken; use the cpu backend",
-            s->n_rotary);
     if (a->w->qkv.layout != MM_LAYOUT_BACKEND || a->w->qkv.format == MM_WEIGHT_NONE)
         return MM_CUDA_FAIL(b, MM_E_INVALID,
                             "cuda: attn_in needs packed projections (MM_PACK_QKV)");

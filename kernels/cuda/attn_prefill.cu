@@ -56,9 +56,6 @@ mm_status mm_cuda_attn_sparse_prefill(const mm_op_context *c, const mm_seq_view 
     float2 *sum[2] = {NULL, NULL};
     if (a->force && a->blocks == NULL)
         return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_INVALID, "attn_sparse: forced blocks are missing");
-    if (pad > 16)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "cuda: %d query heads per KV head; at most 16 are supported", group);
     if (list == NULL)
         MM_TRY(mm_cuda_take(c, (size_t)seq->n_row * (size_t)(s->n_kv_head * s->n_top_block) * 2,
                             (void **)&list));

@@ -10,9 +10,6 @@ mm_status mm_cuda_attn_dense_prefill(const mm_op_context *c, const mm_seq_view *
     if (a->extra_k != NULL && (a->extra_v == NULL || a->n_ctx == NULL))
         return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_INVALID,
                             "attn_dense: extra keys need extra_v and n_ctx");
-    if (pad > 16)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "cuda: %d query heads per KV head; at most 16 are supported", group);
     const mm_attn_full_args d = {mm_prefill_rows_of(seq),
                                  a->cache->k,
                                  a->cache->v,

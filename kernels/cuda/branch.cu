@@ -8,8 +8,9 @@
 /* What a kernel does with the sum: ends the branch, or the same with the sum after the all-reduce;
  * rounds it for the all-reduce; stores it. */
 enum { BRANCH_END = 0, BRANCH_END_ROUNDED, BRANCH_ROUND, BRANCH_STORE };
-#define BRANCH_MOST_PIECES 8 /* of a thread: d_model up to 16384 */
-#define BRANCH_ANY (-1)      /* slots: as many as there are, one after the other */
+/* of a thread */
+#define BRANCH_MOST_PIECES (MM_CUDA_MAX_WIDTH / (4 * MM_BRANCH_THREADS))
+#define BRANCH_ANY (-1) /* slots: as many as there are, one after the other */
 
 typedef struct mm_branch_args {
     mm_branch_sum sum;
@@ -182,11 +183,7 @@ static __global__ void __launch_bounds__(MM_BRANCH_THREADS) mm_branch_kernel(con
 template <int MODE>
 static mm_status launch(const mm_op_context *c, int32_t n_row, const mm_branch_args *p)
 {
-    const int32_t most = MM_BRANCH_THREADS * 4 * BRANCH_MOST_PIECES, n_slot = p->sum.n_slot;
-    if (p->d % 4 != 0 || p->d > most)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "cuda: d_model is %d; the norm takes multiples of 4 up to %d",
-                            (int)p->d, (int)most);
+    const int32_t n_slot = p->sum.n_slot;
     const dim3 grid((unsigned)n_row), block((unsigned)mm_branch_threads(p->d));
     const bool is_usual = p->d <= MM_BRANCH_THREADS * 4 * MM_BRANCH_PIECES;
     if constexpr (MODE != BRANCH_END_ROUNDED) {

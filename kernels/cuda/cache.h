@@ -21,10 +21,10 @@
  * filled by mm_cache_lut_fill before a __syncthreads(). */
 #ifndef MM_CUDA_CACHE_H
 #define MM_CUDA_CACHE_H
+#include "kernels/cuda/limits.h"
 #include "kernels/cuda/ptx.h"
-#include "kernels/ops.h"
 
-#define MM_CACHE_DIM 128
+#define MM_CACHE_DIM MM_CUDA_HEAD_DIM
 #define MM_CACHE_LUT_BYTES 1024
 
 template <int F> static constexpr __host__ __device__ int mm_cache_codes() /* bytes of a row */

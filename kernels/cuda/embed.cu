@@ -113,11 +113,11 @@ mm_status mm_cuda_embed(const mm_op_context *c, const mm_seq_view *seq, const mm
                             "embed: cuda reads tables of format F32 or BF16 in checkpoint order, "
                             "not format %d, layout %d",
                             (int)w->format, (int)w->layout);
-    if (d % 8 != 0 || w->data_stride % 16 != 0 || (uintptr_t)w->data % 16 != 0)
+    if (w->data_stride % 16 != 0 || (uintptr_t)w->data % 16 != 0)
         return MM_CUDA_FAIL(cuda, MM_E_UNSUPPORTED,
-                            "embed: cuda reads 16 bytes at a time: d_model %d must be a multiple "
-                            "of 8 and rows (stride %lld) 16-byte aligned",
-                            d, (long long)w->data_stride);
+                            "embed: cuda reads 16 bytes at a time: rows (stride %lld) must be "
+                            "16-byte aligned",
+                            (long long)w->data_stride);
     if (seq->n_row == 0)
         return MM_OK;
     embed_run x = {};

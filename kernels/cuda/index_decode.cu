@@ -480,11 +480,6 @@ mm_status mm_cuda_index_decode(const mm_op_context *c, const mm_seq_view *seq, c
 {
     const mm_op_shape *s = c->shape;
     const mm_cuda *b = mm_cuda_of(c);
-    if (s->n_index_head > 64)
-        return MM_CUDA_FAIL(
-            b, MM_E_UNSUPPORTED,
-            "cuda: %d index heads on one rank, at most 64 are taken; use more ranks",
-            s->n_index_head);
     index_params p = {};
     p.ik = *ik;
     p.page_table = seq->slots->page_table;

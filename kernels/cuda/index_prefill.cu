@@ -167,10 +167,6 @@ mm_status mm_cuda_index_prefill(const mm_op_context *c, const mm_seq_view *seq,
     const bool need_score = n_local + 1 > s->n_top_block;
     const int64_t step = need_score ? score_rows(seq->n_row, s->n_index_head, stride) : seq->n_row;
     void *score = NULL;
-    if (s->n_index_head > MM_SCORE_ROWS)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "cuda: %d index heads on one rank; at most %d are supported",
-                            s->n_index_head, MM_SCORE_ROWS);
     if (need_score)
         MM_TRY(mm_cuda_take(c, (size_t)(step * s->n_index_head * stride * 4), &score));
     for (int64_t begin = 0; begin < seq->n_row; begin += step) {

@@ -28,9 +28,24 @@ static mm_status status_of(cudaError_t err)
         return MM_E_NOMEM;
     case cudaErrorNotSupported:
     case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
         return MM_E_UNSUPPORTED;
     default:
         return MM_E_DEVICE;
+    }
+}
+
+/* What to do about it; "" where the text of the error must do. */
+static const char *remedy_of(cudaError_t err)
+{
+    switch (err) {
+    case cudaErrorUnsupportedPtxVersion: /* PTX of a newer minor version, for a newer GPU */
+        return "; update the NVIDIA driver, or use backend=\"cpu\"";
+    case cudaErrorNoKernelImageForDevice:
+        return "; build libmm_cuda.so again with the architectures of setup.py, or use "
+               "backend=\"cpu\"";
+    default:
+        return "";
     }
 }
 
@@ -39,8 +54,8 @@ mm_status mm_cuda_fail(const mm_cuda *b, cudaError_t err, const char *what)
     const mm_status st = status_of(err);
     (void)cudaGetLastError(); /* a fault stays, everything else is told once */
     if (!is_fault(err))
-        return MM_CUDA_FAIL(b, st, "cuda: %s: %s: %s", what, cudaGetErrorName(err),
-                            cudaGetErrorString(err));
+        return MM_CUDA_FAIL(b, st, "cuda: %s: %s: %s%s", what, cudaGetErrorName(err),
+                            cudaGetErrorString(err), remedy_of(err));
     if (b->is_sync)
         return MM_CUDA_FAIL(b, st,
                             "cuda: %s: %s: %s; device %d cannot be used by this process any more: "

@@ -432,10 +432,6 @@ mm_status mm_cuda_logprobs(const mm_op_context *c, const mm_logprob_args *a)
 {
     const mm_op_shape *shape = c->shape;
     mm_cuda_start(c);
-    if (shape->n_vocab > MM_ROW_MAX_VOCAB)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "logprobs: a vocabulary of %d; cuda takes up to %d ids", shape->n_vocab,
-                            (int)MM_ROW_MAX_VOCAB);
     score_run x = {};
     x.s = *a->slots;
     x.out = *a->out;

@@ -9,7 +9,7 @@ enum {
     SORT_THREADS = 1024,
     SORT_EACH = 4, /* pairs of a thread, one after the other */
     SORT_PAIRS = SORT_THREADS * SORT_EACH,
-    MAX_EXPERT = SORT_THREADS,
+    MAX_EXPERT = MM_CUDA_MAX_EXPERTS,
     PIECE_ROWS = 8192
 };
 
@@ -201,11 +201,6 @@ mm_status mm_cuda_moe_large(const mm_op_context *c, int32_t n_row, const mm_moe_
     const mm_op_shape *s = c->shape;
     const int32_t most = piece_rows(s), k = s->n_expert_used;
     moe_piece m = {};
-    if (s->n_expert > MAX_EXPERT || s->d_model % 8 != 0)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "cuda: %d experts of width %d; at most %d, and a width that is a "
-                            "multiple of 8",
-                            s->n_expert, s->d_model, MAX_EXPERT);
     MM_TRY(take_piece(c, most < n_row ? most : n_row, &m));
     for (int32_t t = 0; t < n_row; t += most) {
         const int32_t rows = n_row - t < most ? n_row - t : most;

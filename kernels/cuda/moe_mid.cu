@@ -16,7 +16,7 @@
 #define MID_DEEP 6
 #define MID_MAX_SLOT 16
 #define MID_AHEAD (96 << 10) /* bytes after those of the rings */
-#define MID_MAX_EXPERT 1024
+#define MID_MAX_EXPERT MM_CUDA_MAX_EXPERTS
 #define MID_STATIC 4096 /* bytes of shared memory that the kernel declares, at most */
 
 /* A product with its place in shared memory. */

@@ -18,8 +18,8 @@
 #define MOE_STAGES 3
 #define MOE_MID_ROWS 5 /* from which moe_mid.cu takes over, where it can */
 #define MOE_ROWS 4     /* rows of an expert at once: two blocks a multiprocessor */
-#define MOE_MAX_PAIR (MM_CUDA_SMALL_ROWS * 8)
-#define MOE_MAX_EXPERT 1024
+#define MOE_MAX_PAIR (MM_CUDA_SMALL_ROWS * MM_CUDA_MAX_USED)
+#define MOE_MAX_EXPERT MM_CUDA_MAX_EXPERTS
 #define MOE_STATIC 2048 /* bytes of shared memory that the kernel declares, at most */
 
 /* One product of the experts, or of the shared expert. */
@@ -331,10 +331,6 @@ static mm_status check(const mm_op_context *c, const mm_moe_args *a)
                 "cuda: the %s experts are not packed; cuda reads packed weights only",
                 i < 2 ? "routed" : "shared");
     }
-    if (s->n_expert_used * MM_CUDA_SMALL_ROWS > MOE_MAX_PAIR || s->n_expert > MOE_MAX_EXPERT)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "cuda: %d of %d experts a row; at most 8 of %d are possible",
-                            (int)s->n_expert_used, (int)s->n_expert, MOE_MAX_EXPERT);
     if (w->packed_w13.n_in % 8 != 0 || w->packed_w2.n_in % 8 != 0)
         return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
                             "cuda: experts [%lld, %lld]: widths must be multiples of 8",

@@ -22,68 +22,13 @@ static size_t scratch_bytes(const mm_op_shape *s, int32_t n_thread)
     return larger(n, mm_cuda_sample_scratch(s));
 }
 
-#define REFUSE(name, ...)                                                                          \
-    ((void)mm_cuda_services->error_set(MM_E_UNSUPPORTED, (name), -1, __VA_ARGS__), MM_E_UNSUPPORTED)
-
-static mm_status check_width(const char *name, int32_t n, int32_t step)
-{
-    if (n > 0 && n % step == 0)
-        return MM_OK;
-    return REFUSE(name,
-                  "cuda: %s is %d; on this rank it must be a positive multiple of %d (fewer "
-                  "tensor-parallel ranks make it larger; backend=\"cpu\" takes it)",
-                  name, n, step);
-}
-
-static mm_status check_heads(const mm_op_shape *s)
-{
-    const int32_t group = s->n_kv_head > 0 ? s->n_head / s->n_kv_head : 0;
-    if (s->head_dim != 128 || (s->n_index_head > 0 && s->index_dim != 128))
-        return REFUSE(s->head_dim != 128 ? "head_dim" : "index_dim",
-                      "cuda: head_dim is %d and index_dim %d; the kernels are made for 128; "
-                      "backend=\"cpu\" takes other sizes",
-                      s->head_dim, s->index_dim);
-    if (group < 1 || group > 16 || s->n_head != group * s->n_kv_head)
-        return REFUSE("n_head",
-                      "cuda: %d query heads for %d KV heads; 1 to 16 for each are possible; "
-                      "backend=\"cpu\" takes others",
-                      s->n_head, s->n_kv_head);
-    if (s->n_rotary < 0 || s->n_rotary % 2 != 0 || s->n_rotary > s->head_dim)
-        return REFUSE("n_rotary", "cuda: %d rotary dims of a head of %d", s->n_rotary, s->head_dim);
-    if (s->n_index_head > 0 && s->n_index_head != s->n_kv_head)
-        return REFUSE("n_index_head", "cuda: %d index heads for %d KV heads; they must be equal",
-                      s->n_index_head, s->n_kv_head);
-    if (s->n_index_head > 0 && (s->n_top_block < 1 || s->n_top_block > 64))
-        return REFUSE("n_top_block",
-                      "cuda: %d blocks per query; 1 to 64 are possible; backend=\"cpu\" takes more",
-                      s->n_top_block);
-    return MM_OK;
-}
-
 static mm_status check_shape(const mm_op_shape *s)
 {
-    if (s->act != MM_DTYPE_BF16)
-        return REFUSE("dtype", "cuda: activations are bfloat16 only: set dtype=\"bfloat16\", or "
-                               "backend=\"cpu\" for float32");
-    if (s->kv_format == MM_CACHE_F32 || (s->n_index_head > 0 && s->index_format == MM_CACHE_F32))
-        return REFUSE("kv_cache_dtype",
-                      "cuda: keys and values are kept as bfloat16, fp8 or nvfp4, not as float32; "
-                      "backend=\"cpu\" takes float32");
-    MM_TRY(check_width("d_model", s->d_model, 16));
-    MM_TRY(check_heads(s));
-    if (s->n_expert > 0 && (s->n_expert > 1024 || s->n_expert_used < 1 || s->n_expert_used > 8 ||
-                            s->n_expert_used > s->n_expert))
-        return REFUSE("n_expert",
-                      "cuda: %d of %d experts per row; 1 to 8 of at most 1024 are possible; "
-                      "backend=\"cpu\" takes others",
-                      s->n_expert_used, s->n_expert);
-    const int32_t width[] = {s->d_expert, s->d_shared, s->d_dense};
-    const char *const name[] = {"d_expert", "d_shared", "d_dense"};
-    for (int i = 0; i < 3; i++) {
-        if (width[i] != 0)
-            MM_TRY(check_width(name[i], width[i], 16));
-    }
-    return MM_OK;
+    const mm_cuda_refusal r = mm_cuda_check_limits(s);
+    if (r.param == NULL)
+        return MM_OK;
+    (void)mm_cuda_services->error_set(MM_E_UNSUPPORTED, r.param, -1, "%s", r.text);
+    return MM_E_UNSUPPORTED;
 }
 
 static mm_ops table()

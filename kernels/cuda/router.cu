@@ -15,7 +15,7 @@
 #define ROUTER_TILES 4   /* of eight rows, at once */
 #define ROUTER_FUSED 2   /* rows up to which the last block chooses */
 #define ROUTER_PIECE 512 /* rows whose slices are in scratch at once */
-#define ROUTER_MAX_EXPERT 1024
+#define ROUTER_MAX_EXPERT MM_CUDA_MAX_EXPERTS
 #define ROUTER_MAX_USED 32
 #define ROUTER_END_WARPS (ROUTER_GROUPS * ROUTER_PIECES) /* a piece each */
 
@@ -492,14 +492,6 @@ size_t mm_cuda_branch_scratch(const mm_op_shape *s)
 static mm_status prepare(const mm_op_context *c, const mm_attn_out_args *args, mm_router_args *a)
 {
     const mm_op_shape *s = c->shape;
-    if (s->n_expert > ROUTER_MAX_EXPERT || s->n_expert_used > ROUTER_MAX_USED ||
-        s->d_model % 16 != 0)
-        return MM_CUDA_FAIL(
-            mm_cuda_of(c), MM_E_UNSUPPORTED,
-            "cuda: a router of %d of %d experts over %d columns; it takes at most %d of "
-            "%d and multiples of 16",
-            (int)s->n_expert_used, (int)s->n_expert, (int)s->d_model, ROUTER_MAX_USED,
-            ROUTER_MAX_EXPERT);
     void *part;
     MM_TRY(mm_cuda_take(c, part_bytes(s), &part));
     a->gate = args->gate;

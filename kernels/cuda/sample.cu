@@ -362,10 +362,6 @@ static mm_status check(const mm_op_context *c, const mm_sample_args *a)
     if (a->commit && a->out->blob == NULL)
         return MM_CUDA_FAIL(cuda, MM_E_INVALID,
                             "sample: commit needs the batch (mm_out_view.blob)");
-    if (c->shape->n_vocab > MM_ROW_MAX_VOCAB)
-        return MM_CUDA_FAIL(cuda, MM_E_UNSUPPORTED,
-                            "sample: a vocabulary of %d; cuda takes up to %d ids",
-                            c->shape->n_vocab, (int)MM_ROW_MAX_VOCAB);
     return MM_OK;
 }
 

@@ -6,7 +6,7 @@
 
 enum {
     BLOCKS = MM_ROW_SLICE / MM_DRAW_BLOCK,
-    MAX_BLOCKS = MM_ROW_MAX_VOCAB / MM_DRAW_BLOCK,
+    MAX_BLOCKS = MM_CUDA_MAX_VOCAB / MM_DRAW_BLOCK,
     EACH = MM_DRAW_BLOCK / 32, /* ids of a lane */
     HALF = EACH / 2            /* loads of a lane that are on their way together */
 };

@@ -19,8 +19,7 @@ enum {
     MM_ROW_SLICE = 4096,
     MM_ROW_EACH = MM_ROW_SLICE / MM_ROW_THREADS, /* ids of a thread: t, t + 512, ... */
     MM_ROW_BINS = 2048,
-    MM_ROW_BINS_EACH = MM_ROW_BINS / MM_ROW_THREADS,
-    MM_ROW_MAX_VOCAB = 1 << 19 /* keys have 22 bits of id; masses of 2^19 ids fit 64 bits */
+    MM_ROW_BINS_EACH = MM_ROW_BINS / MM_ROW_THREADS
 };
 #define MM_MASS_ONE 0x1p44f
 #define MM_ALL_LANES 0xFFFFFFFFu

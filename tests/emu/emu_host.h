@@ -25,6 +25,8 @@
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                       \
     X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution")          \
     X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                       \
+    X(cudaErrorUnsupportedPtxVersion, 222,                                                         \
+      "the provided PTX was compiled with an unsupported toolchain.")                              \
     X(cudaErrorNotReady, 600, "device not ready")                                                  \
     X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                    \
     X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")               \

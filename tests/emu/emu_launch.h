@@ -11,6 +11,11 @@ static mm_status mm_launch_cluster(const mm_op_context *c, const char *name,
                                    void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem,
                                    int32_t n_cluster, Args &&...args)
 {
+    const mm_cuda *b = mm_cuda_of(c);
+    /* code for other devices holds neither the wait for the kernel before nor cluster barriers */
+    if (b->cc != 90 && (b->has_pdl || n_cluster > 1))
+        emu_die("%s: a programmatic or cluster launch on sm_%d, whose code is that of sm_80", name,
+                (int)b->cc);
     const auto params =
         std::make_shared<std::tuple<std::decay_t<Params>...>>(std::forward<Args>(args)...);
     emu_kernel k = {name,
