@@ -11,8 +11,7 @@
  * F32 caches are not taken here (check_shape refuses them). Row r of a plane lies at
  * data + r * mm_cache_codes<F>() and scale + r * mm_cache_scales<F>(); r = mm_cache_row(...). A
  * page and head are 128 rows one after the other, so a whole page of a head is one contiguous piece
- * of 128 * mm_cache_codes<F>() bytes (and 1024 bytes of scales): 16-byte copies and bulk copies
- * take it raw.
+ * of 128 * mm_cache_codes<F>() bytes (and 1024 bytes of scales): 16-byte copies take it raw.
  *
  * Reading is by 16 values: mm_cache_decode16<F>(codes in registers, scale, lut, out) gives 8 bf16
  * pairs in the order of the dims; NaN stays NaN (a NaN scale makes its 16 values NaN). What lies in

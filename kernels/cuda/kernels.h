@@ -51,8 +51,9 @@ mm_status mm_cuda_mlp(const mm_op_context *c, const mm_seq_view *seq, const mm_m
 mm_status mm_cuda_head(const mm_op_context *c, const mm_head_args *a);
 size_t mm_cuda_out_scratch(const mm_op_shape *s); /* of these three, products and branches apart */
 
-/* ---- moe.cu; moe_small does all that the op does, the end of the branch included; moe_large
- * leaves the sums, shared expert included where asked, in acc [n_row, D] f32. */
+/* ---- moe.cu: few rows to moe_small, many to moe_large. Either does all that the op does: routed
+ * experts, the shared one where asked, then the end of the branch, or, without `finish`, the sums
+ * into acc. */
 mm_status mm_cuda_moe(const mm_op_context *c, const mm_seq_view *seq, const mm_moe_args *a);
 mm_status mm_cuda_moe_small(const mm_op_context *c, int32_t n_row, const mm_moe_args *a);
 mm_status mm_cuda_moe_large(const mm_op_context *c, int32_t n_row, const mm_moe_args *a);
