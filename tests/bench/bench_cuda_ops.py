@@ -3,18 +3,21 @@
     python tests/bench/bench_cuda_ops.py                     all families: cuda_*.py beside this
     python tests/bench/bench_cuda_ops.py moe linear --quick  some of them, few sizes
     python tests/bench/bench_cuda_ops.py --list
+    python tests/bench/bench_cuda_ops.py --once              every op once: nothing is timed
 
 An op is captured many times in one graph, cycling through copies of its weights or through other
 choices so that no copy is found in the L2 cache; the time of one is the difference of two graphs of
 different length, divided by the difference of their lengths, so that it holds the gaps between
-launches but not the launch of the graph. Floor: bytes moved once at the copy bandwidth, or
-operations at the rate of matrix products, both measured first. Needs the test extension (MM_DEV=1).
+launches but not the launch of the graph. Floor: bytes moved once at the larger of the read and the
+copy bandwidth, or operations at the rate of matrix products, all measured first
+(device_ceiling.py). Needs the test extension (MM_DEV=1).
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import importlib
 import sys
 import time
@@ -25,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from benchlib import Row, add_rows
-from device_ceiling import NOMINAL_BANDWIDTH, NOMINAL_RATE, look_at_device
+from device_ceiling import Ceilings, look_at_device
 from numpy.typing import NDArray
 
 HERE = Path(__file__).resolve().parent
@@ -33,9 +36,16 @@ sys.path.insert(0, str(HERE.parent))
 
 import reference as R  # noqa: E402
 from c_structs import make  # noqa: E402
-from op_driver import WEIGHT, Machine, shape  # noqa: E402
+from op_driver import WEIGHT, Machine, _testing, shape  # noqa: E402
+
+# Of a million positions it takes seconds, and it is the same for every bench of that length.
+setattr(R, "rope_table", functools.cache(R.rope_table))  # noqa: B010
 
 Array = NDArray[Any]
+Run = Callable[[], None]
+# calls that do the same work on other memory (at least one), and what to check after them: an array
+# that must hold no NaN
+Prepare = Callable[[Machine], tuple[list[Run], Callable[[], Array]]]
 LAYOUT_BACKEND = 1
 FRAG_COLS = {"f32": 16, "bf16": 16, "mxfp8": 32, "nvfp4": 64}
 FRAG_SCALES = {"f32": 0, "bf16": 0, "mxfp8": 16, "nvfp4": 64}
@@ -68,17 +78,15 @@ SHARD: dict[str, Any] = dict(
 
 @dataclass
 class Bench:
-    """`prepare` gives calls that do the same work on other memory (at least one), and what to check
-    after them: an array that must hold no NaN."""
-
     name: str
     params: str
     sizes: dict[str, Any]
-    prepare: Callable[[Machine], tuple[list[Callable[[], None]], Callable[[], Array]]]
+    prepare: Prepare
     n_bytes: float  # that one call must move
     peer_us: float = 0.0
     note: str = ""
     n_op: float = 0.0  # operations of its products, where they may take longer than the bytes
+    less: Prepare | None = None  # a part whose time is taken off: what it adds to this part is told
 
 
 def machine_of(bench: Bench) -> Machine:
@@ -94,32 +102,50 @@ def weight_bytes(fmt: str, n_out: int, n_in: int) -> float:
 
 def copies_for(n_bytes: float) -> int:
     """Copies of weights so that one is gone from L2 before its turn comes again."""
-    return max(2, int(np.ceil(3 * L2_BYTES / n_bytes)))
+    return max(4, int(np.ceil(3 * L2_BYTES / n_bytes)))
 
 
-def noise(fmt: str, n_bytes: int, rng: np.random.Generator) -> Array:
+PIECE = 8 << 20  # bytes of an upload
+TURN = 16 * 1021  # a multiple of 16: codes and scales keep their places in a row
+
+
+def pieces(tile: Array) -> Array:
+    """For `fill`: a tile repeated over a piece, turned each time, and all of that once more, so
+    that a piece may begin anywhere in the first half without being put together."""
+    count = -(-PIECE // tile.shape[0])
+    return np.tile(np.concatenate([np.roll(tile, -i * TURN) for i in range(count)]), 2)
+
+
+@functools.cache
+def noise(fmt: str) -> Array:
+    """Codes of a format, for `fill`."""
+    rng = np.random.default_rng(0)
     if fmt in ("bf16", "f32"):  # f32 is packed as parts in bf16
-        x = rng.normal(size=(n_bytes + 1) // 2).astype(np.float32) * np.float32(0.0128)
-        return R.bf16_bits(x).view(np.uint8)[:n_bytes]
-    out: Array = rng.integers(0, 256, n_bytes).astype(np.uint8)
+        x = rng.normal(size=PIECE // 2).astype(np.float32) * np.float32(0.0128)
+        return pieces(R.bf16_bits(x).view(np.uint8))
+    out: Array = rng.integers(0, 256, PIECE, np.uint8)
     if fmt == "mxfp8":
         out[(out & 0x7F) == 0x7F] -= 1
-    return out
+    return pieces(out)
+
+
+@functools.cache
+def scale_noise(fmt: str) -> Array:
+    low, high = (112, 115) if fmt == "mxfp8" else (64, 80)
+    return pieces(np.random.default_rng(1).integers(low, high, PIECE, np.uint8))
 
 
 def packed(m: Machine, fmt: str, n_out: int, n_in: int, n_matrix: int = 1, seed: int = 0) -> Any:
     """A packed matrix of random values (kernels/cuda/frag.h), or n_matrix of them one after the
     other; made on the device's side of `pack`, which would need the checkpoint's order first."""
-    rng = np.random.default_rng(seed)
     n_frag = -(-n_in // FRAG_COLS[fmt]) * (3 if fmt == "f32" else 1)
     n_tile = -(-n_out // 16) * n_matrix
     data = m.new((n_tile * n_frag * 512,), np.uint8)
-    fill(m, data, noise(fmt, min(data.shape[0], 8 << 20), rng))
+    fill(m, data, noise(fmt), seed)
     values: dict[str, Any] = {}
     if FRAG_SCALES[fmt]:
         scale = m.new((n_tile * n_frag * FRAG_SCALES[fmt],), np.uint8)
-        low, high = (112, 115) if fmt == "mxfp8" else (64, 80)
-        fill(m, scale, rng.integers(low, high, min(scale.shape[0], 1 << 20)).astype(np.uint8))
+        fill(m, scale, scale_noise(fmt), seed)
         values = dict(scale=scale.address, scale_stride=n_frag * FRAG_SCALES[fmt])
     if fmt == "nvfp4":
         values |= dict(
@@ -138,20 +164,15 @@ def packed(m: Machine, fmt: str, n_out: int, n_in: int, n_matrix: int = 1, seed:
     )
 
 
-def fill(m: Machine, buffer: Any, tile: Array) -> None:
-    """Repeats the tile over a buffer; pieces are turned so that no two are equal in place."""
-    n, at, turn = buffer.shape[0], 0, 0
+def fill(m: Machine, buffer: Any, tile: Array, seed: int = 0) -> None:
+    """Repeats a tile of `pieces` over a buffer, beginning somewhere in it, turned a little each
+    time so that no two pieces of the buffer are equal in place."""
+    n, at, size = buffer.shape[0], 0, tile.shape[0] // 2
+    turn = seed * 64 * TURN % size
     while at < n:
-        part = np.roll(tile, -turn)[: n - at]
-        _upload(m, buffer.address + at, part)
-        at += part.shape[0]
-        turn += 16 * 1021
-
-
-def _upload(m: Machine, address: int, data: Array) -> None:
-    from op_driver import _testing
-
-    _testing.upload(m.context, address, np.ascontiguousarray(data))
+        piece = tile[turn : turn + min(size, n - at)]
+        _testing.upload(m.context, buffer.address + at, piece)
+        at, turn = at + piece.shape[0], (turn + TURN) % size
 
 
 def decode_step(m: Machine, n: int) -> Any:
@@ -171,8 +192,10 @@ def seconds_of(m: Machine, graph: Any, repeats: int = 9) -> float:
     return best
 
 
-def time_us(m: Machine, runs: list[Callable[[], None]], n: int) -> float:
-    def many(count: int) -> Callable[[], None]:
+def time_us(m: Machine, runs: list[Run], n: int) -> float:
+    n = max(n, len(runs))
+
+    def many(count: int) -> Run:
         def call() -> None:
             for i in range(count):
                 runs[i % len(runs)]()
@@ -186,15 +209,35 @@ def time_us(m: Machine, runs: list[Callable[[], None]], n: int) -> float:
     return (seconds_of(m, long) - seconds_of(m, short)) / (3 * n) * 1e6
 
 
-def measure(bench: Bench, bandwidth: float, rate: float, n: int) -> Row:
+def checked(bench: Bench, check: Callable[[], Array]) -> None:
+    if np.isnan(check()).any():
+        raise SystemExit(f"{bench.name} {bench.params}: NaN in the result")
+
+
+def once(bench: Bench) -> None:
+    """Runs each call of a bench, and one as a graph."""
+    with machine_of(bench) as m:
+        for prepare in (bench.prepare, bench.less):
+            if prepare is not None:
+                runs, check = prepare(m)
+                for run in runs:
+                    run()
+                m.launch(m.capture(runs[0]))
+                checked(bench, check)
+
+
+def measure(bench: Bench, device: Ceilings, n: int) -> Row:
     with machine_of(bench) as m:
         runs, check = bench.prepare(m)
-        us = time_us(m, runs, max(n, len(runs)))
-        if np.isnan(check()).any():
-            raise SystemExit(f"{bench.name} {bench.params}: NaN in the result")
-    bytes_us, op_us = bench.n_bytes / bandwidth * 1e6, bench.n_op / rate * 1e6
+        us = time_us(m, runs, n)
+        checked(bench, check)
+        if bench.less is not None:
+            runs, check = bench.less(m)
+            us -= time_us(m, runs, n)
+            checked(bench, check)
+    bytes_us, op_us = bench.n_bytes / device.bandwidth * 1e6, bench.n_op / device.products * 1e6
     floor = max(bytes_us, op_us)
-    share = f"{bench.n_bytes / 1e6:.1f} MB, {100 * bytes_us / us:.0f} % of the copy bandwidth"
+    share = f"{bench.n_bytes / 1e6:.1f} MB, {100 * bytes_us / us:.0f} % of {device.text()}"
     if bench.n_op:
         share += f", {bench.n_op / 1e9:.0f} GFLOP, {100 * op_us / us:.0f} % of the matrix rate"
     return Row(
@@ -226,6 +269,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--calls", type=int, default=48, help="ops in the shorter graph")
     parser.add_argument("--list", action="store_true", help="print the benches and stop")
     parser.add_argument("--out", type=Path, help="CSV to add to; default: the device's")
+    parser.add_argument("--once", action="store_true", help="run every op once, time nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the results, write no file")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.family) - set(known))
@@ -235,27 +279,32 @@ def main(argv: list[str]) -> None:
     benches = [b for b in benches if args.only in f"{b.name} {b.params}"]
     if args.list:
         for b in benches:
-            print(f"{b.name:14} {b.params:44} {b.n_bytes / 1e6:9.2f} MB")
+            print(f"{b.name:18} {b.params:44} {b.n_bytes / 1e6:9.2f} MB")
         return
-    device, bandwidth, rate = look_at_device()
-    rows = []
-    if bandwidth:
-        rows.append(Row("copy_bandwidth", f"device={device}", f"{bandwidth / 1e12:.4g}", "TB/s"))
-    if rate:
-        size = f"device={device} bf16 8192^3"
-        rows.append(Row("matrix_rate", size, f"{rate / 1e12:.4g}", "TFLOP/s"))
-    bandwidth, rate = bandwidth or NOMINAL_BANDWIDTH, rate or NOMINAL_RATE
-    print(f"{device}: {bandwidth / 1e12:.2f} TB/s, {rate / 1e12:.0f} TFLOP/s", flush=True)
-    for b in benches:
-        row = measure(b, bandwidth, rate, args.calls)
-        print(
-            f"{row.name:14} {row.params:44} {row.value:>9} us  floor {row.floor:>8}  "
-            f"peer {row.peer:>6}  {row.note}",
-            flush=True,
-        )
-        rows.append(row)
-    if not args.dry_run:
-        print(add_rows(rows, args.out, device))
+    if args.once:
+        for b in benches:
+            once(b)
+            print(f"{b.name:18} {b.params:44} ran", flush=True)
+        return
+    began = time.perf_counter()
+    device = look_at_device()
+    rows = device.rows()
+    for row in rows:
+        print(f"{row.name} {row.params}: {row.value} {row.unit} {row.note}")
+    print(f"floors at {device.text()}, {device.products / 1e12:.0f} TFLOP/s", flush=True)
+    try:
+        for b in benches:
+            row = measure(b, device, args.calls)
+            print(
+                f"{row.name:18} {row.params:44} {row.value:>9} us  floor {row.floor:>8}  "
+                f"peer {row.peer:>6}  {row.note}",
+                flush=True,
+            )
+            rows.append(row)
+        print(f"{len(benches)} benches in {time.perf_counter() - began:.0f} s")
+    finally:  # what was measured before a failure stays
+        if not args.dry_run:
+            print(add_rows(rows, args.out, device.device))
 
 
 if __name__ == "__main__":

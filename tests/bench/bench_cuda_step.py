@@ -7,8 +7,9 @@ The shard computes what one of `world` devices would, with collectives left out.
 prefilled: pages hold noise (`dummy_context`), so a step at a million tokens needs no million-token
 prefill. Decode steps are timed on the host between two commits, many steps apart, and on the device
 by events around each step (MM_PROFILE=2); the phases come from a second process that times every op
-(MM_PROFILE=1). Floors: shard_work.py, at the ceilings that are measured first; peers: the fastest
-public kernels chained on the same GPU, collectives excluded.
+(MM_PROFILE=1). Floors: shard_work.py, at the ceilings that each process measures first; peers: the
+fastest public kernels chained on the same GPU, collectives excluded. `memory`: what an engine took
+of the device by the driver's count, beside what it had planned.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from benchlib import Row, add_rows
-from device_ceiling import NOMINAL_BANDWIDTH, NOMINAL_RATE, look_at_device
+from device_ceiling import Ceilings, look_at_device, open_driver
 from shard_work import Work, step_seconds, step_work
 
 HERE = Path(__file__).resolve().parent
@@ -71,6 +72,32 @@ def model_config(layers: int, small: bool) -> dict[str, Any]:
     return config
 
 
+def memory_row(where: str, llm: Any, before: int, after: int) -> Row:
+    """before, after: free bytes of the device around the opening of the engine."""
+    planned, taken = llm.memory_report().total("device"), before - after
+    note = (
+        f"planned {planned / 1e9:.3f} GB, taken less planned {(taken - planned) / 1e6:.1f} MB; "
+        f"free {before / 1e9:.3f} GB before, {after / 1e9:.3f} GB after"
+    )
+    return Row("memory", where, f"{taken / 1e9:.3f}", "GB", note=note)
+
+
+def open_measured(folder: Path, options: argparse.Namespace) -> tuple[Any, list[Row]]:
+    """An engine, how long it took to open, and what it took of the device (not known without a
+    driver: on an emulated device)."""
+    driver, where = open_driver(), place(options)
+    before = driver.memory_free() if driver else 0
+    began = time.perf_counter()
+    llm = open_llm(folder, options)
+    seconds = time.perf_counter() - began
+    rows = [Row("engine_open", where, f"{seconds:.3g}", "s", note="dummy weights, graphs captured")]
+    if driver:
+        rows.append(memory_row(where, llm, before, driver.memory_free()))
+    for row in rows:
+        print(f"{row.name} {row.params}: {row.value} {row.unit}, {row.note}", flush=True)
+    return llm, rows
+
+
 def open_llm(folder: Path, options: argparse.Namespace) -> Any:
     from minimax_m31 import LLM, _core
     from minimax_m31.checkpoint import read_config
@@ -91,7 +118,7 @@ def open_llm(folder: Path, options: argparse.Namespace) -> Any:
         indexer_kv_dtype="fp8",
         max_model_len=min(1 << 20, longest + 1024),
         max_num_seqs=max(options.batch),
-        max_num_batched_tokens=max(8192, options.chunk),
+        max_num_batched_tokens=max(128 if options.small else 8192, options.chunk),
         kv_cache_memory_bytes=page * pages,
         enable_prefix_caching=False,
         cuda_graph_batch_sizes=sorted(set(options.batch)),
@@ -161,8 +188,8 @@ def profile_lines(llm: Any) -> list[dict[str, str]]:
     return found
 
 
-def look(options: argparse.Namespace) -> tuple[str, float, float]:
-    return (device_name(), 0.0, 0.0) if options.no_ceiling else look_at_device()
+def look(options: argparse.Namespace) -> Ceilings:
+    return Ceilings(device_name()) if options.no_ceiling else look_at_device()
 
 
 def work_of(
@@ -184,21 +211,11 @@ def is_peers(options: argparse.Namespace) -> bool:
 
 
 def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
-    device, measured, products = look(options)
-    bandwidth, rate = measured or NOMINAL_BANDWIDTH, products or NOMINAL_RATE
-    began = time.perf_counter()
-    llm = open_llm(folder, options)
-    opened = time.perf_counter() - began
-    info = llm._info
-    note = f"{device}, tier {info['tier']}, copy {bandwidth / 1e12:.3f} TB/s (read + write)"
-    note += "" if measured else ", not measured"
+    device = look(options)
+    llm, opened = open_measured(folder, options)
+    rows = [*device.rows(), *opened]
+    note = f"{device.device}, tier {llm._info['tier']}, floor at {device.text()}"
     where = place(options)
-    rows = [Row("engine_open", where, f"{opened:.3g}", "s", note="dummy weights, graphs captured")]
-    if measured:
-        rows.append(Row("copy_bandwidth", f"device={device}", f"{measured / 1e12:.4g}", "TB/s"))
-    if products:
-        size = f"device={device} bf16 8192^3"
-        rows.append(Row("matrix_rate", size, f"{products / 1e12:.4g}", "TFLOP/s"))
     work = [(b, c) for c in options.context for b in options.batch]
     work += [(1, c) for c in options.long]
     for batch, context in work:
@@ -206,7 +223,7 @@ def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
             decode(llm, batch, context, 8)  # warm
         t = decode(llm, batch, context, options.steps)
         work_floor = work_of(options, folder, batch, batch, context)
-        floor = f"{1e3 * step_seconds(work_floor, bandwidth, rate):.3f}"
+        floor = f"{1e3 * step_seconds(work_floor, device.bandwidth, device.products):.3f}"
         peer = str(PEER.get((batch, context), "")) if is_peers(options) else ""
         params = f"{where} batch={batch} context={context}"
         rows.append(Row("decode_step", params, f"{1e3 * t['step']:.4g}", "ms", floor, peer, note))
@@ -226,7 +243,7 @@ def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
                 f"{where} tokens={options.chunk}",
                 f"{1e3 * seconds:.4g}",
                 "ms",
-                f"{1e3 * step_seconds(work_floor, bandwidth, rate):.1f}",
+                f"{1e3 * step_seconds(work_floor, device.bandwidth, device.products):.1f}",
                 str(PREFILL_PEER) if is_known else "",
                 f"{options.chunk / seconds:.0f} tok/s; {note}",
             )
@@ -256,9 +273,8 @@ def floor_of_phase(options: argparse.Namespace, folder: Path, line: dict[str, st
 
 
 def phases_run(options: argparse.Namespace, folder: Path) -> list[Row]:
-    _, bandwidth, rate = look(options)
-    bandwidth, rate = bandwidth or NOMINAL_BANDWIDTH, rate or NOMINAL_RATE
-    llm = open_llm(folder, options)
+    device = look(options)
+    llm, opened = open_measured(folder, options)
     where = place(options)
     for context in options.context:
         for batch in options.batch:
@@ -267,7 +283,7 @@ def phases_run(options: argparse.Namespace, folder: Path) -> list[Row]:
         decode(llm, 1, context, options.phase_steps)
     if options.chunk:
         prefill(llm, options.chunk)
-    rows = []
+    rows = [*device.rows(), *opened]
     for line in profile_lines(llm):
         params = (
             f"{where} sequences={line['sequences']} rows={line['rows']} "
@@ -276,7 +292,7 @@ def phases_run(options: argparse.Namespace, folder: Path) -> list[Row]:
         note = f"share {line['share']}, {line['calls']} calls, {line['steps']} steps, no graphs"
         work, floor = floor_of_phase(options, folder, line), ""
         if work is not None:
-            us = 1e6 * work.seconds(bandwidth, rate)
+            us = 1e6 * work.seconds(device.bandwidth, device.products)
             floor, note = (
                 f"{us:.{1 if us >= 1 else 4}f}",
                 f"{100 * us / float(line['us']):.0f} % of its floor; {note}",

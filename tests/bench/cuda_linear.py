@@ -7,10 +7,17 @@ from typing import Any
 
 import numpy as np
 import reference as R
-from bench_cuda_ops import Array, Bench, copies_for, decode_step, packed, weight_bytes
+from bench_cuda_ops import (
+    Array,
+    Bench,
+    Prepare,
+    Run,
+    copies_for,
+    decode_step,
+    packed,
+    weight_bytes,
+)
 from op_driver import Machine
-
-Prepare = Callable[[Machine], tuple[list[Callable[[], None]], Callable[[], Array]]]
 
 
 def act(m: Machine, seed: int, *size: int) -> Any:
@@ -23,11 +30,11 @@ def act(m: Machine, seed: int, *size: int) -> Any:
 def head(fmt: str, n_out: int, n_in: int, rows: int) -> Prepare:
     """A bare product: `head` is one, with rows taken by index and f32 results."""
 
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
         h = act(m, 1, rows, n_in)
         row = m.put(np.arange(rows, dtype=np.int32))
         logits = m.put(np.full((rows, n_out), np.nan, np.float32))
-        runs: list[Callable[[], None]] = []
+        runs: list[Run] = []
         for i in range(copies_for(weight_bytes(fmt, n_out, n_in))):
             args = dict(w=packed(m, fmt, n_out, n_in, seed=i), h=h, row=row, n_out=rows)
             runs.append(lambda a=args: m.run("head", logits=logits, **a))  # type: ignore[misc]
@@ -37,7 +44,7 @@ def head(fmt: str, n_out: int, n_in: int, rows: int) -> Prepare:
 
 
 def attn_out(rows: int) -> Prepare:
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
         s, rng = m.sizes, np.random.default_rng(2)
         d, width = s["d_model"], s["n_head"] * s["head_dim"]
         x, h, o = act(m, 3, rows, d), m.new_act(rows, d), act(m, 4, rows, width)
@@ -45,12 +52,12 @@ def attn_out(rows: int) -> Prepare:
         bias = m.put(np.zeros(s["n_expert"], np.float32))
         experts = m.put(np.zeros((rows, s["n_expert_used"]), np.int32))
         weights = m.put(np.full((rows, s["n_expert_used"]), np.nan, np.float32))
-        runs: list[Callable[[], None]] = []
+        runs: list[Run] = []
+        gate = (rng.normal(size=(s["n_expert"], d)) / np.sqrt(d)).astype(np.float32)
         for i in range(copies_for(weight_bytes("mxfp8", d, width) + 4 * d * s["n_expert"])):
-            gate = (rng.normal(size=(s["n_expert"], d)) / np.sqrt(d)).astype(np.float32)
             args = dict(
                 wo=packed(m, "mxfp8", d, width, seed=i),
-                gate=m.put(gate),
+                gate=m.put(np.roll(gate, i, axis=0)),
                 o=o,
                 x=x,
                 h=h,
@@ -66,11 +73,11 @@ def attn_out(rows: int) -> Prepare:
 
 
 def mlp(rows: int) -> Prepare:
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
         d, f = m.sizes["d_model"], m.sizes["d_dense"]
         x, h, h_out = act(m, 3, rows, d), act(m, 4, rows, d), m.new_act(rows, d)
         seq, norm_w = decode_step(m, rows), m.put(np.zeros(d, np.float32))
-        runs: list[Callable[[], None]] = []
+        runs: list[Run] = []
         for i in range(copies_for(3 * weight_bytes("mxfp8", d, f))):
             args = dict(
                 gate_up=packed(m, "mxfp8", 2 * f, d, seed=i),
@@ -116,9 +123,9 @@ def benches(quick: bool) -> Iterator[Bench]:
     for n in rows:
         n_bytes = weight_bytes("mxfp8", 6144, 1024) + 4 * 128 * 6144 + 8.0 * n * 6144
         yield Bench("attn_out", f"tp8 rows {n}", {}, attn_out(n), n_bytes, 0.0, "o, norm, router")
-    for n in rows[:1] if quick else rows:
+    for n in rows:
         yield Bench("mlp", f"tp8 rows {n}", {}, mlp(n), 3 * weight_bytes("mxfp8", 6144, 1536))
-    for n in (1,) if quick else (1, 8, 64):
+    for n in LM_HEAD_PEER:
         sizes = dict(n_vocab=25008, max_logit_rows=64)
         n_bytes = weight_bytes("bf16", 25008, 6144) + 4.0 * n * 25008
         yield Bench(
@@ -127,5 +134,5 @@ def benches(quick: bool) -> Iterator[Bench]:
             sizes,
             head("bf16", 25008, 6144, n),
             n_bytes,
-            LM_HEAD_PEER.get(n, 0.0),
+            LM_HEAD_PEER[n],
         )

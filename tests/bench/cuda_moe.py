@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from bench_cuda_ops import Array, Bench, decode_step, packed, weight_bytes
+from bench_cuda_ops import Array, Bench, Prepare, Run, decode_step, packed, weight_bytes
 from cuda_linear import act
 from op_driver import Machine
 
@@ -20,8 +20,8 @@ def routing(rows: int, seed: int) -> Array:
     return np.sort(rng.permuted(all_experts, axis=1)[:, :4], -1).astype(np.int32)
 
 
-def moe(rows: int) -> Callable[[Machine], tuple[list[Callable[[], None]], Callable[[], Array]]]:
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
+def moe(rows: int) -> Prepare:
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
         s = m.sizes
         d, f, fs, n = s["d_model"], s["d_expert"], s["d_shared"], s["n_expert"]
         w13, w2 = packed(m, "nvfp4", 2 * f, d, n), packed(m, "nvfp4", d, f, n, seed=1)
@@ -34,7 +34,7 @@ def moe(rows: int) -> Callable[[Machine], tuple[list[Callable[[], None]], Callab
         weights = m.put(np.full((rows, s["n_expert_used"]), 0.25, np.float32))
         acc = m.put(np.zeros((rows, d), np.float32))
         experts = [m.put(routing(rows, i)) for i in range(N_ROUTING)]
-        runs: list[Callable[[], None]] = []
+        runs: list[Run] = []
         for i in range(N_SHARED):
             w: Any = m.struct(
                 "mm_expert_weights",
@@ -64,22 +64,29 @@ def moe(rows: int) -> Callable[[Machine], tuple[list[Callable[[], None]], Callab
     return prepare
 
 
-# us of the better of the public kernels at this many rows, without the end of the branch
-PEER = {1: 33.6, 4: 45.6, 8: 64.5, 16: 93.8, 64: 175.0}
+# us of the better of the public kernels for the routed experts: align, gate and up, activation,
+# down, sum. No shared expert, no end of the branch.
+PEER = {1: 33.6, 4: 45.6, 8: 64.5, 16: 93.8, 64: 175.0, 256: 251.5, 2048: 463.3, 8192: 1394.6}
+PEER_HAS = "peer: routed experts alone, without shared expert and end of branch"
+
+
+def experts(rows: int, sizes: dict[str, Any]) -> Bench:
+    d, width = 6144, 384
+    distinct = float(np.mean([len(np.unique(routing(rows, i))) for i in range(N_ROUTING)]))
+    n_bytes = 3 * (distinct * weight_bytes("nvfp4", d, width) + weight_bytes("mxfp8", d, width))
+    note = f"{distinct:.1f} experts, shared expert, end of branch"
+    return Bench(
+        "moe_experts",
+        f"tp8 nvfp4 rows {rows}",
+        sizes,
+        moe(rows),
+        n_bytes + rows * d * 8.0,  # h and x are read, x and h_out written
+        PEER.get(rows, 0.0),
+        f"{note}; {PEER_HAS}" if rows in PEER else note,
+        6.0 * rows * 5 * d * width,
+    )
 
 
 def benches(quick: bool) -> Iterator[Bench]:
-    expert = 3 * weight_bytes("nvfp4", 384, 6144)
-    shared = 3 * weight_bytes("mxfp8", 384, 6144)
-    for rows in (1, 8, 64) if quick else (1, 2, 4, 8, 16, 32, 64):
-        distinct = np.mean([len(np.unique(routing(rows, i))) for i in range(N_ROUTING)])
-        n_bytes = float(distinct) * expert + shared
-        yield Bench(
-            "moe_experts",
-            f"tp8 nvfp4 rows {rows}",
-            {},
-            moe(rows),
-            n_bytes,
-            PEER.get(rows, 0.0),
-            f"{distinct:.1f} experts, shared expert, end of branch",
-        )
+    for rows in (1, 4, 8, 16, 64) if quick else (1, 2, 4, 8, 16, 32, 64):
+        yield experts(rows, {})

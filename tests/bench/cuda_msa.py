@@ -1,6 +1,7 @@
 """Attention of decode steps, one TP8 rank: the projections with norm, rotation and the pages;
-scores, choice of blocks and sparse attention (msa_decode); its two ends alone (index_score: all
-blocks are scored, one is read; msa_attend: blocks are given); a dense layer."""
+scores, choice of blocks and sparse attention (msa_decode); attention alone (msa_attend: blocks are
+given), and what scores and choice add to it (index_score: msa_decode less msa_attend, for the op
+has no way to score without attending); a dense layer."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import reference as R
-from bench_cuda_ops import L2_BYTES, Array, Bench, copies_for, packed, weight_bytes
-from c_structs import make
+from bench_cuda_ops import L2_BYTES, Array, Bench, Prepare, Run, copies_for, packed, weight_bytes
 from cuda_linear import act
-from cuda_prefill import ROW_BYTES, plane
-from op_driver import PAGE, WEIGHT, Machine
+from cuda_prefill import N_QKV, ROW_BYTES, attn_in_args, plane
+from op_driver import PAGE, Machine
 
-MOST_PAGES = 32768  # of a plane: longer contexts use them again, long after they have left L2
+# Of a plane: longer contexts use them again, long after they have left L2.
+MOST_PAGES = 65536
+MOST_STEPS = 128  # of a bench: at short contexts that many are needed to leave L2
 # us of the better of the public kernels at the same shapes: scores, choice and attention
 PEER = {
     "fp8": {
@@ -30,7 +32,6 @@ PEER = {
     },
 }
 CONTEXTS = (8 << 10, 64 << 10, 256 << 10, 1 << 20)
-Prepare = Callable[[Machine], tuple[list[Callable[[], None]], Callable[[], Array]]]
 
 
 def steps(m: Machine, rows: int, context: int, copies: int) -> tuple[list[Any], int]:
@@ -47,10 +48,19 @@ def steps(m: Machine, rows: int, context: int, copies: int) -> tuple[list[Any], 
     return out, n_page + 1
 
 
-def attention(kind: str, fmt: str, rows: int, context: int, n_bytes: float) -> Prepare:
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
+def moved(kind: str, fmt: str, rows: int, context: int) -> float:
+    """Bytes that a call must read."""
+    row, n_block = ROW_BYTES[fmt], context // PAGE
+    scan = 0 if kind in ("msa_attend", "dense_decode") else (n_block - 1) * PAGE * row
+    n_read = {"dense_decode": n_block, "index_score": 0}.get(kind, 16)
+    return float(rows * (scan + n_read * 2 * PAGE * row))
+
+
+def attention(kind: str, fmt: str, rows: int, context: int) -> Prepare:
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
         s = m.sizes
-        copies = min(32, max(2, int(3 * L2_BYTES / n_bytes) + 1))
+        n_bytes = moved(kind, fmt, rows, context)
+        copies = min(MOST_STEPS, max(2, int(3 * L2_BYTES / n_bytes) + 1))
         seqs, n_page = steps(m, rows, context, copies)
         planes = {x: plane(m, fmt, n_page, i) for i, x in enumerate(("k", "v", "ik"))}
         o = m.new_act(rows, s["n_head"], 128)
@@ -67,7 +77,7 @@ def attention(kind: str, fmt: str, rows: int, context: int, n_bytes: float) -> P
                 sorted(rng.permutation(local)[: k - 1].tolist()) + [local] for _ in range(rows)
             ]
             args |= dict(blocks=m.put(np.array([chosen], np.int16)), force=True)
-        runs: list[Callable[[], None]] = []
+        runs: list[Run] = []
         for seq in seqs:
             runs.append(lambda q=seq: m.run(op, q, **args))  # type: ignore[misc]
         return runs, lambda: m.get_act(o)
@@ -76,15 +86,9 @@ def attention(kind: str, fmt: str, rows: int, context: int, n_bytes: float) -> P
 
 
 def bench(kind: str, fmt: str, rows: int, context: int) -> Bench:
-    row, n_block = ROW_BYTES[fmt], context // PAGE
-    k = 1 if kind == "index_score" else 16
-    scan = 0 if kind in ("msa_attend", "dense_decode") else (n_block - 1) * PAGE * row
-    read = (n_block if kind == "dense_decode" else k) * 2 * PAGE * row
-    n_bytes = float(rows * (scan + read))
     sizes = dict(
         kv_format=fmt,
         index_format=fmt,
-        n_top_block=k,
         max_model_len=context,
         max_rows=rows,
         max_seqs=rows,
@@ -92,45 +96,38 @@ def bench(kind: str, fmt: str, rows: int, context: int) -> Bench:
     peers = PEER.get(fmt, {}).get(rows, ()) if kind == "msa_decode" else ()
     peer = peers[CONTEXTS.index(context)] if peers else 0.0
     params = f"tp8 {fmt} batch {rows} context {context // 1024}K"
-    return Bench(kind, params, sizes, attention(kind, fmt, rows, context, n_bytes), n_bytes, peer)
+    n_bytes = moved(kind, fmt, rows, context)
+    if kind != "index_score":
+        return Bench(kind, params, sizes, attention(kind, fmt, rows, context), n_bytes, peer)
+    whole, part = (attention(x, fmt, rows, context) for x in ("msa_decode", "msa_attend"))
+    note = "msa_decode less msa_attend: what scores and choice add"
+    return Bench(kind, params, sizes, whole, n_bytes, peer, note, less=part)
 
 
 def attn_in(rows: int) -> Bench:
-    n_out, n_in = 12 * 128, 6144
+    n_in = 6144
 
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
-        s = m.sizes
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
         seqs, n_page = steps(m, rows, 1024, 1)
-        planes = {x: plane(m, "fp8", n_page, i) for i, x in enumerate(("k", "v", "ik"))}
-        zeros = m.put(np.zeros(128, np.float32))
-        q, iq = m.new_act(rows, s["n_head"], 128), m.new_act(rows, s["n_index_head"], 128)
-        fixed: dict[str, Any] = dict(
-            cache=m.struct("mm_layer_cache", **planes), h=act(m, 1, rows, n_in), q=q, iq=iq
-        )
-        runs: list[Callable[[], None]] = []
-        for i in range(copies_for(weight_bytes("mxfp8", n_out, n_in))):
-            w = m.struct(
-                "mm_attn_weights",
-                qkv=packed(m, "mxfp8", n_out, n_in, seed=i),
-                iq=make("mm_weight", format=WEIGHT["mxfp8"], n_out=128, n_in=n_in),
-                **{f"{x}_norm": zeros for x in ("q", "k", "iq", "ik")},
-            )
-            runs.append(lambda w=w: m.run("attn_in", seqs[0], w=w, **fixed))  # type: ignore[misc]
+        h = act(m, 1, rows, n_in)
+        runs: list[Run] = []
+        for i in range(copies_for(weight_bytes("mxfp8", N_QKV, n_in))):
+            args = attn_in_args(m, packed(m, "mxfp8", N_QKV, n_in, seed=i), n_page, rows)
+            q = args["q"]
+            runs.append(lambda a=args: m.run("attn_in", seqs[0], h=h, **a))  # type: ignore[misc]
         return runs, lambda: m.get_act(q)
 
     sizes = dict(max_model_len=1024, max_rows=rows, max_seqs=rows)
-    n_bytes = weight_bytes("mxfp8", n_out, n_in) + rows * (n_in * 2.0 + 12 * 256)
+    n_bytes = weight_bytes("mxfp8", N_QKV, n_in) + rows * (n_in * 2.0 + 12 * 256)
     return Bench("attn_in", f"tp8 mxfp8 batch {rows}", sizes, prepare, n_bytes)
 
 
 def benches(quick: bool) -> Iterator[Bench]:
     for rows in (1, 8, 64):
         yield attn_in(rows)
-    for fmt in ("fp8",) if quick else ("fp8", "bf16", "nvfp4"):
+    for fmt in ("fp8", "bf16", "nvfp4"):
         for rows in (1, 8, 64):
             for context in CONTEXTS:
-                if quick and (rows, context) in ((8, 256 << 10), (8, 1 << 20), (64, 1 << 20)):
-                    continue
                 yield bench("msa_decode", fmt, rows, context)
                 if fmt == "fp8":
                     yield bench("index_score", fmt, rows, context)

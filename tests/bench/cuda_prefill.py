@@ -3,15 +3,27 @@ context (scores, choice of blocks and sparse attention; the same with blocks giv
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import reference as R
-from bench_cuda_ops import Array, Bench, fill, packed, weight_bytes
+from bench_cuda_ops import (
+    Array,
+    Bench,
+    Prepare,
+    Run,
+    copies_for,
+    fill,
+    packed,
+    pieces,
+    weight_bytes,
+)
+from c_structs import make
 from cuda_linear import act
-from cuda_moe import N_ROUTING, moe, routing
-from op_driver import CACHE, PAGE, Machine
+from cuda_moe import experts
+from op_driver import CACHE, PAGE, WEIGHT, Buffer, Machine, _testing
 
 NEW = 8192
 ROW_BYTES = {"bf16": 256, "fp8": 128, "nvfp4": 72}
@@ -20,27 +32,58 @@ PEER = {
     ("bf16", 8192): 1019.0,
     ("bf16", 65536): 1907.0,
     ("bf16", 262144): 4702.0,
-    ("fp8", 8192): 1740.0,
+    ("fp8", 8192): 1735.0,
 }
 
 
+@functools.cache
+def some_rows(fmt: str, seed: int) -> list[tuple[int, Array]]:
+    """Codes, and scales if there are any, of 8192 cache rows of normal values: the bytes of a row,
+    and a tile for `fill`."""
+    x = np.random.default_rng(seed).normal(size=(8192, 128)).astype(np.float32)
+    parts = [y.view(np.uint8) for y in R.cache_encode(fmt, x) if y is not None]
+    return [(y.shape[1], pieces(y.reshape(-1))) for y in parts]
+
+
+# Memory of planes by format and seed, and how many pages it holds: filling it takes longer than the
+# timing, so it stays for the benches that follow.
+_kept: dict[tuple[str, int], tuple[int, list[Buffer]]] = {}
+
+
+def kept_buffers(m: Machine, fmt: str, n_page: int, seed: int) -> list[Buffer]:
+    """Bytes of codes, and of scales if there are any, of at least n_page pages."""
+    have, buffers = _kept.get((fmt, seed), (0, []))
+    if have < n_page:
+        for x in buffers:
+            _testing.free(m.backend, x.address)
+        buffers = []
+        for row_bytes, tile in some_rows(fmt, seed):
+            size = n_page * PAGE * row_bytes
+            address = _testing.alloc(m.backend, size)
+            buffers.append(Buffer(address, (size,), np.dtype(np.uint8)))
+            fill(m, buffers[-1], tile)
+        _kept[fmt, seed] = n_page, buffers
+    return buffers
+
+
 def plane(m: Machine, fmt: str, n_page: int, seed: int) -> Any:
-    """Normal values in a format: the codes of some rows, repeated over all pages."""
-    rng = np.random.default_rng(seed)
-    codes, scales = R.cache_encode(fmt, rng.normal(size=(8192, 128)).astype(np.float32))
-    data = m.new((n_page * PAGE * codes.shape[-1],), np.uint8)
-    fill(m, data, codes.view(np.uint8).reshape(-1))
-    values: dict[str, Any] = dict(format=CACHE[fmt], n_head=1, dim=128, n_page=n_page, data=data)
-    if scales is not None:
-        values["scale"] = m.new((n_page * PAGE * scales.shape[-1],), np.uint8)
-        fill(m, values["scale"], scales.reshape(-1))
-    return m.struct("mm_plane", **values)
+    """Normal values in a format: the codes of some rows, repeated over all pages. Benches share
+    them: only for ops that do not write keys."""
+    buffers = kept_buffers(m, fmt, n_page, seed)
+    values = dict(zip(("data", "scale"), buffers, strict=False))
+    return m.struct("mm_plane", format=CACHE[fmt], n_head=1, dim=128, n_page=n_page, **values)
 
 
-def prefill(
-    fmt: str, context: int, kind: str
-) -> Callable[[Machine], tuple[list[Callable[[], None]], Callable[[], Array]]]:
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
+def empty_plane(m: Machine, fmt: str, n_page: int) -> Any:
+    """For an op that writes keys."""
+    if fmt == "nvfp4":
+        raise ValueError("empty_plane: nvfp4 has scales too; fp8 or bf16")
+    data = m.new((n_page * PAGE * ROW_BYTES[fmt],), np.uint8)
+    return m.struct("mm_plane", format=CACHE[fmt], n_head=1, dim=128, n_page=n_page, data=data)
+
+
+def prefill(fmt: str, context: int, kind: str) -> Prepare:
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
         s, first = m.sizes, context - NEW
         n_page = context // PAGE + 1
         seq = m.step(R.Step([NEW], [first], [0], [list(range(1, n_page))]))
@@ -94,69 +137,88 @@ def bench(name: str, fmt: str, context: int, kind: str) -> Bench:
     return Bench(name, params, sizes, prefill(fmt, context, kind), n_byte, peer, n_op=n_op)
 
 
-# us of the better of the public kernels: experts without the shared one; o with add and norm;
-# gate-up and down of the dense MLP
-EXPERTS_PEER = {256: 251.5, 2048: 463.3, 8192: 1394.6}
-OUT_PEER, MLP_PEER = {8192: 235.7}, {8192: 563.7}
+# us of the better of the public kernels, and what they do
+PRODUCT_PEER = {
+    "attn_in": ({8192: 213.0}, "peer: product 184, norm with rotation and insert 29"),
+    "attn_out": ({8192: 235.7}, "peer: product 136, add and norm 99.6"),
+    "mlp": ({8192: 563.7}, "peer: the two products, without activation, add and norm"),
+}
+PRODUCT = {
+    "attn_in": "qkv and index, norm, rotation, insert",
+    "attn_out": "o, add, norm",
+    "mlp": "dense MLP, add, norm",
+}
+N_QKV = 12 * 128  # rows of the matrix: 8 query heads, K, V, and the two of the index
 
 
-def experts(rows: int) -> Bench:
-    d, width = 6144, 384
-    distinct = float(np.mean([len(np.unique(routing(rows, i))) for i in range(N_ROUTING)]))
-    n_byte = 3 * (distinct * weight_bytes("nvfp4", d, width) + weight_bytes("mxfp8", d, width))
-    return Bench(
-        "moe_experts",
-        f"tp8 nvfp4 rows {rows}",
-        dict(max_rows=rows, max_seqs=rows),
-        moe(rows),
-        n_byte + rows * d * 8.0,
-        EXPERTS_PEER.get(rows, 0.0),
-        f"{distinct:.1f} experts, shared expert, end of branch",
-        6.0 * rows * 5 * d * width,
+def attn_in_args(m: Machine, weights: Any, n_page: int, rows: int) -> dict[str, Any]:
+    """Of the op attn_in, with planes of its own, which it writes."""
+    s, zeros = m.sizes, m.put(np.zeros(128, np.float32))
+    planes = {x: empty_plane(m, "fp8", n_page) for x in ("k", "v", "ik")}
+    w = m.struct(
+        "mm_attn_weights",
+        qkv=weights,
+        iq=make("mm_weight", format=WEIGHT["mxfp8"], n_out=128, n_in=s["d_model"]),
+        **{f"{x}_norm": zeros for x in ("q", "k", "iq", "ik")},
+    )
+    return dict(
+        cache=m.struct("mm_layer_cache", **planes),
+        w=w,
+        q=m.new_act(rows, s["n_head"], 128),
+        iq=m.new_act(rows, s["n_index_head"], 128),
     )
 
 
 def product(kind: str, rows: int) -> Bench:
-    """attn_out without a router (o, add, norm), or the dense MLP, over rows of one sequence."""
+    """Over rows of one sequence: attn_in, attn_out without a router, or the dense MLP."""
 
-    def prepare(m: Machine) -> tuple[list[Callable[[], None]], Callable[[], Array]]:
-        d, f = m.sizes["d_model"], m.sizes["d_dense"]
-        seq = m.step(R.Step([rows], [0], [0], [list(range(1, rows // PAGE + 2))]))
-        x, h, out = act(m, 3, rows, d), act(m, 4, rows, d), m.new_act(rows, d)
-        norm_w = m.put(np.zeros(d, np.float32))
-        if kind == "attn_out":
-            args = dict(wo=packed(m, "mxfp8", d, 1024), o=act(m, 5, rows, 1024), x=x, h=out)
-        else:
-            args = dict(gate_up=packed(m, "mxfp8", 2 * f, d), down=packed(m, "mxfp8", d, f), x=x)
-            args |= dict(h=h, h_out=out)
-        return [lambda: m.run(kind, seq, norm_w=norm_w, **args)], lambda: m.get_act(out)
+    def prepare(m: Machine) -> tuple[list[Run], Callable[[], Array]]:
+        d, f, n_page = m.sizes["d_model"], m.sizes["d_dense"], rows // PAGE + 1
+        seq = m.step(R.Step([rows], [0], [0], [list(range(1, n_page + 1))]))
+        h, o, x = (act(m, 3 + i, rows, n) for i, n in enumerate((d, 1024, d)))
+        out, norm_w = m.new_act(rows, d), m.put(np.zeros(d, np.float32))
+        runs: list[Run] = []
+        for i in range(copies_for(n_byte)):
+            if kind == "attn_in":
+                w = packed(m, "mxfp8", N_QKV, d, seed=i)
+                args = dict(h=h, **attn_in_args(m, w, n_page + 1, rows))
+                out = args["q"]
+            elif kind == "attn_out":
+                wo = packed(m, "mxfp8", d, 1024, seed=i)
+                args = dict(wo=wo, o=o, x=x, h=out, norm_w=norm_w)
+            else:
+                args = dict(x=x, h=h, h_out=out, norm_w=norm_w)
+                args["gate_up"] = packed(m, "mxfp8", 2 * f, d, seed=i)
+                args["down"] = packed(m, "mxfp8", d, f, seed=i)
+            runs.append(lambda a=args: m.run(kind, seq, **a))  # type: ignore[misc]
+        return runs, lambda: m.get_act(out)
 
-    n_weight, inner = (1024, 1024) if kind == "attn_out" else (3 * 1536, 0)
-    n_byte = weight_bytes("mxfp8", 6144, n_weight) + rows * 2.0 * (3 * 6144 + inner)
-    peer = (OUT_PEER if kind == "attn_out" else MLP_PEER).get(rows, 0.0)
-    sizes = dict(max_rows=rows, max_seqs=1)
-    note = "o, add, norm" if kind == "attn_out" else "dense MLP, add, norm"
+    n_weight = {"attn_in": N_QKV, "attn_out": 1024, "mlp": 3 * 1536}[kind]
+    # values of a row: activations in and out; the MLP reads h too, and attn_in writes FP8 keys
+    moved = {"attn_in": 6144 + 9 * 128 + 1.5 * 128, "attn_out": 3 * 6144 + 1024, "mlp": 4 * 6144}
+    n_byte = weight_bytes("mxfp8", 6144, n_weight) + rows * 2.0 * moved[kind]
+    peer, peer_has = PRODUCT_PEER[kind]
     return Bench(
         "linear",
         f"tp8 mxfp8 {kind} rows {rows}",
-        sizes,
+        dict(max_rows=rows, max_seqs=1, max_model_len=max(rows, 4096)),
         prepare,
         n_byte,
-        peer,
-        note,
+        peer.get(rows, 0.0),
+        PRODUCT[kind] + (f"; {peer_has}" if rows in peer else ""),
         2.0 * rows * 6144 * n_weight,
     )
 
 
 def benches(quick: bool) -> Iterator[Bench]:
-    for rows in (8192,) if quick else (256, 2048, 8192):
-        yield experts(rows)
-        yield product("attn_out", rows)
-        yield product("mlp", rows)
-    for fmt in ("fp8", "bf16") if quick else ("fp8", "bf16", "nvfp4"):
+    for rows in (256, 1024, 2048, 8192):
+        if rows != 1024 or not quick:
+            yield experts(rows, dict(max_rows=rows, max_seqs=rows))
+        if rows != 2048 or not quick:
+            for kind in PRODUCT:
+                yield product(kind, rows)
+    for fmt in ("fp8", "bf16", "nvfp4"):
         for context in (8192, 65536, 262144):
-            if quick and (fmt, context) == ("bf16", 262144):
-                continue
             yield bench("msa_prefill", fmt, context, "msa")
             if fmt == "fp8" or not quick:
                 yield bench("msa_prefill_attend", fmt, context, "attend")

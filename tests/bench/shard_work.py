@@ -1,6 +1,7 @@
 """What the ops of one tensor-parallel shard must move and compute, as a floor for the time of each:
-bytes read or written once over the copy bandwidth, or operations over the rate of matrix products,
-whichever takes longer. FP8 caches, MXFP8 projections, NVFP4 experts; ops follow one another.
+bytes read or written once over the bandwidth of memory, or operations over the rate of matrix
+products (device_ceiling.py), whichever takes longer. FP8 caches, MXFP8 projections, NVFP4 experts;
+ops follow one another.
 
 Routed experts: as many as rows that choose uniformly hit on average, E (1 - (1 - k / E) ^ rows).
 """
