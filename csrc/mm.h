@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define MM_ABI 5 /* raised whenever a struct or a signature of a seam changes */
+#define MM_ABI 6 /* raised whenever a struct or a signature of a seam changes */
 /* Tokens of a KV page = of an attention block: structure of the model, not a setting. */
 #define MM_PAGE 128
 /* Entries of logit_bias, stop_token_ids, logprob_token_ids; words of bad_words. */
@@ -182,8 +182,8 @@ typedef struct mm_engine_options {
     const int32_t *graph_size; /* [n_graph_size] batch sizes to capture graphs for; 0: a standard
                                   row up to max_num_seqs */
     int32_t n_graph_size;
-    int32_t graph_rows; /* graphs also for steps of 2, 4 and 8 rows of each sequence, up to this
-                           many: 1 (none but plain decoding), 2, 4, 8 */
+    int32_t graph_rows; /* graphs also for steps of 2, 3, ... rows of each sequence, up to this
+                           many: 1 (none but plain decoding) to 8 */
     int32_t run_ahead; /* steps planned beyond the one running: 0, 1; -1 = backend's choice (host 0,
                           cuda 1) */
     const int32_t *eos_token; /* [n_eos] model end tokens */
@@ -196,7 +196,9 @@ typedef struct mm_engine_options {
 } mm_engine_options;
 void mm_engine_options_init(mm_engine_options *o);
 
-/* Loads, sizes and warms everything; after it no step allocates. On failure *out is NULL. */
+/* Loads, sizes and warms everything: a device, whose driver loads a kernel when it is first
+ * launched, runs a prompt's largest chunk, a short one and a decode of nobody. After it no step
+ * allocates. On failure *out is NULL. */
 mm_status mm_engine_open(mm_engine **out, const mm_engine_options *opt);
 /* Aborts what runs, joins all threads, frees. NULL is fine. Waiters may be closed
  * before or after. */
@@ -402,6 +404,7 @@ typedef struct mm_engine_stats {
     uint32_t size;
     int64_t n_waiting, n_running, n_finished, n_aborted, n_failed, n_preempted;
     int64_t n_prompt_token, n_cached_token, n_output_token, n_step;
+    int64_t n_graph_step; /* of n_step: those whose rows ran as one captured graph; 0 on a host */
     int64_t n_page, n_page_free, n_page_cached; /* cached: unreferenced but reusable */
     int64_t n_block_read, n_block_held; /* attention blocks read by / visible to sparse layers,
                                            summed over rows and heads */
@@ -437,7 +440,7 @@ void mm_engine_get_info(const mm_engine *e, mm_engine_info *out);
 typedef struct mm_backend_line {
     char name[16];
     int32_t usable;
-    char text[232];
+    char text[492];
 } mm_backend_line;
 int32_t mm_backend_list(mm_backend_line *line, int32_t cap);
 
@@ -478,6 +481,9 @@ mm_status mm_engine_plan(const mm_engine_options *opt, int64_t memory_total, int
 int32_t mm_log_take(int32_t *level, char *text, size_t cap);
 /* The MM_* variables: entry i, 0 past the end. */
 int32_t mm_env_entry(int32_t i, const char **name, const char **value, const char **help);
+/* What is wrong with MM_* variables: problem i, 0 past the end. is_value: a value that cannot be
+ * read, with which no engine opens; else the name is not known. */
+int32_t mm_env_problem(int32_t i, const char **name, const char **text, int32_t *is_value);
 
 #ifdef __cplusplus
 }

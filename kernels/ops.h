@@ -420,7 +420,7 @@ struct mm_ops {
     /* Bytes of stream scratch that any op of this table may need for the shape. */
     size_t (*scratch_bytes)(const mm_op_shape *shape, int32_t n_thread);
     /* MM_E_UNSUPPORTED naming the size that this backend cannot take. */
-    mm_status (*check_shape)(const mm_op_shape *shape);
+    mm_status (*check_shape)(const mm_backend *b, const mm_op_shape *shape);
     mm_status (*begin)(const mm_op_context *c, const mm_begin_args *a);
     mm_status (*expand)(const mm_op_context *c, const mm_expand_args *a);
     mm_status (*embed)(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a);

@@ -5,7 +5,7 @@
  */
 #include "kernels/plan_backend.h"
 #include "csrc/base/base.h"
-#include "kernels/cuda/limits.h"
+#include "kernels/cuda_limits.h"
 #include "kernels/ops.h"
 
 enum {
@@ -212,10 +212,11 @@ static size_t scratch_bytes(const mm_op_shape *s, int32_t n_thread)
     return (size_t)mm_max_i64(n, sample_scratch(s));
 }
 
-/* ---------------------------------------------------------------- shapes: limits.h */
+/* ---------------------------------------------------------------- shapes: cuda_limits.h */
 
-static mm_status check_shape(const mm_op_shape *s)
+static mm_status check_shape(const mm_backend *b, const mm_op_shape *s)
 {
+    (void)b;
     const mm_cuda_refusal r = mm_cuda_check_limits(s);
     return r.param == NULL ? MM_OK : MM_FAIL_PARAM(MM_E_UNSUPPORTED, r.param, -1, "%s", r.text);
 }

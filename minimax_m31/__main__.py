@@ -103,14 +103,15 @@ def run_info(options: argparse.Namespace) -> int:
         return 0
     print(f"minimax_m31 {env['version']}, Python {env['python']}, {env['platform']}")
     for name, text in env["backends"].items():
-        shown = text.removeprefix(f'backend "{name}": ')
-        print(f"  backend {name}: {shown}")
+        print(f"  backend {name}: {text}")
     print(
         f"  packages: {', '.join(f'{name} {version}' for name, version in env['packages'].items())}"
     )
     print(f"  trained checkpoint in the package: {'yes' if env['nano'] else 'no'}")
     for name, value in env["variables"].items():
         print(f"  {name}={value}")
+    for text in env["variable_problems"]:
+        print(f"  WRONG: {text}")
     for name, value in env.get("checkpoint", {}).items():
         print(f"  checkpoint {name}: {value}")
     return 0

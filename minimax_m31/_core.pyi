@@ -52,6 +52,9 @@ def log_drain() -> list[tuple[int, str]]:
 def env_table() -> list[tuple[str, str, str]]:
     """(name, value, help) of every MM_* variable."""
 
+def env_problems() -> list[tuple[str, str, bool]]:
+    """(name, what is wrong, whether it is the value: else the name) of MM_* variables."""
+
 @final
 class Engine:
     """An open engine. Safe from any thread; a call from a forked child raises EngineForkedError."""

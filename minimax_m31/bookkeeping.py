@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from .diagnostics import drain_log
 from .dispatch import Dispatcher
 from .engine_args import EngineArgs
 from .errors import EngineForkedError
@@ -105,8 +106,7 @@ class Bookkeeping:
             )
 
     def _drain_log(self) -> None:
-        for level, text in _core.log_drain():
-            logger.log(level, "%s", text)
+        drain_log()
 
     def _note_rates(self, core: dict[str, float] | None = None) -> tuple[float, float]:
         """Tokens per second over the last ten seconds, from the snapshots that were taken

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .diagnostics import wrong_library
 from .doctor_probe import CheckpointFacts, Facts
 
 CUDA_NEEDED = 13000  # what the CUDA library of the package is built with
@@ -15,7 +16,7 @@ NCCL_NEEDED = 21800
 FILES_NEEDED = 256
 DEBUG = ("MM_CHECK", "MM_SYNC", "MM_PROFILE", "MM_PROBE", "MM_DUMP")
 SLOW_DISKS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "sshfs", "lustre", "ceph", "glusterfs")
-PIP_NCCL = "pip install nvidia-nccl-cu13, or set MM_NCCL_SO to the library's path"
+PIP_NCCL = "pip install nvidia-nccl-cu13"
 GB = 10**9
 
 
@@ -126,13 +127,35 @@ def check_limits(f: Facts) -> Finding:
 
 
 def check_variables(f: Facts) -> Finding:
+    bad = {name: text for name, text, is_value in f.variable_problems if is_value}
+    unknown = [name for name, _, is_value in f.variable_problems if not is_value]
+    if f.dump_problem:
+        bad["MM_DUMP"] = f.dump_problem
+    chosen = f.mm_variables.get("MM_BACKEND")
+    if chosen is not None:
+        usable, why = f.backends.get(chosen, (False, "it is not part of this build"))
+        if not usable:
+            bad["MM_BACKEND"] = f"MM_BACKEND={chosen} cannot be used: {why}"
+    others = f"; not known: {', '.join(unknown)}" if unknown else ""
+    if bad:
+        return fail(
+            "variables",
+            f"no engine opens: {'; '.join(bad.values())}{others}",
+            f"correct them, or unset {' '.join([*bad, *unknown])}",
+        )
     debug = [name for name in DEBUG if f.mm_variables.get(name, "0") not in ("", "0")]
     if debug:
         return warn(
             "variables",
             f"{', '.join(f'{n}={f.mm_variables[n]}' for n in debug)}: diagnostics that slow "
-            "every step",
-            f"unset {' '.join(debug)}",
+            f"every step{others}",
+            f"unset {' '.join([*debug, *unknown])}",
+        )
+    if unknown:
+        return warn(
+            "variables",
+            f"not known, so without effect: {', '.join(unknown)}",
+            f"correct the name (known: {', '.join(f.known_variables)}), or unset it",
         )
     shown = ", ".join(f"{k}={v}" for k, v in f.mm_variables.items())
     return ok("variables", shown or "no MM_* variable is set")
@@ -195,14 +218,16 @@ def check_driver(f: Facts) -> Finding:
 
 def check_library(f: Facts) -> Finding:
     usable, text = f.backends.get("cuda", (False, "not part of this build"))
-    text = text.removeprefix('backend "cuda": ')
     if usable:
         return ok("CUDA library", text)
+    wrong = wrong_library(text, f.mm_variables)
+    if wrong:
+        return fail("CUDA library", wrong, "correct MM_CUDA_SO, or unset it")
     if not has_gpu_intent(f):
         return skip("CUDA library", text)
-    if "was built" in text or "does not exist" in text:
+    if "no CUDA library was built" in text or "build it" in text:
         remedy = "on a machine with nvcc (CUDA 13): MM_CUDA=1 pip install ."
-    elif "version" in text:
+    elif "version" in text and "extension" in text:
         remedy = "the extension and the library are of different builds: MM_CUDA=1 pip install ."
     else:
         remedy = "see the driver's line above; MM_LOG=debug says what was tried"

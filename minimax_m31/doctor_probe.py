@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
+from .diagnostics import variables
 from .environment import _version, build_info
 from .opening import free_host_bytes
 
@@ -54,6 +55,10 @@ class Facts:
     packages: dict[str, str] = dataclasses.field(default_factory=dict)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     mm_variables: dict[str, str] = dataclasses.field(default_factory=dict)
+    known_variables: list[str] = dataclasses.field(default_factory=list)
+    # (name, what is wrong, whether it is the value: else the name)
+    variable_problems: list[tuple[str, str, bool]] = dataclasses.field(default_factory=list)
+    dump_problem: str = ""  # of the folder that MM_DUMP names
     cores: int = 1
     cpu_quota: float | None = None  # cores that a control group allows
     host_total: int = 0
@@ -125,6 +130,18 @@ def _free(path: str) -> int:
         return 0
 
 
+def _dump_problem(name: str | None) -> str:
+    """Why no probe can be written there; an engine finds out by making the folder."""
+    if name is None:
+        return ""
+    path = Path(name)
+    if path.exists() and not path.is_dir():
+        return f"MM_DUMP={name} is no folder"
+    if not os.access(path if path.exists() else path.parent, os.W_OK | os.X_OK):
+        return f"MM_DUMP={name} cannot be written"
+    return ""
+
+
 _WATCHED = re.compile(r"CUDA_|NVIDIA_|NCCL_|LD_PRELOAD|LD_LIBRARY_PATH|OMP_NUM_THREADS|MM_")
 
 
@@ -141,7 +158,10 @@ def probe(environment: Mapping[str, str] | None = None) -> Facts:
         backends={name: (usable, text) for name, usable, text in _core.backends()},
         packages={name: _version(name) for name in _PACKAGES},
         environment={k: v for k, v in environ.items() if _WATCHED.match(k)},
-        mm_variables={name: value for name, value, _ in _core.env_table() if value},
+        mm_variables=variables(),
+        known_variables=[name for name, _, _ in _core.env_table()],
+        variable_problems=_core.env_problems(),
+        dump_problem=_dump_problem(variables().get("MM_DUMP")),
         cores=len(os.sched_getaffinity(0)),
         cpu_quota=_quota(),
         host_total=_meminfo("MemTotal"),
@@ -250,9 +270,9 @@ def _probe_management(facts: Facts) -> None:
 # ---------------------------------------------------------------- NCCL
 
 
-def _nccl_candidates(environment: Mapping[str, str]) -> list[str]:
-    """In the order in which an engine looks: our variable, pip's packages, conda, the loader."""
-    found = [environment["MM_NCCL_SO"]] if environment.get("MM_NCCL_SO") else []
+def _nccl_candidates() -> list[str]:
+    """Where it usually is: pip's packages, conda, what the loader finds."""
+    found: list[str] = []
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec and spec.submodule_search_locations) or ():
         found += sorted(glob.glob(f"{folder}/nccl/lib/libnccl.so.*"))
@@ -263,7 +283,7 @@ def _nccl_candidates(environment: Mapping[str, str]) -> list[str]:
 
 
 def _probe_nccl(facts: Facts) -> None:
-    for path in _nccl_candidates(facts.environment):
+    for path in _nccl_candidates():
         try:
             library = ctypes.CDLL(path)
             version = ctypes.c_int()

@@ -11,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-import math
-import operator
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import ConfigError, InvalidRequestError
 from .params_check import LOGPROB_MODES
 from .suggest import unknown_name
+from .values import plain, plain_list, shown
 
 PAGE = 128
 BACKENDS = ("auto", "cpu", "ref", "cuda")
@@ -45,6 +45,8 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = (None, "modelopt_mixed", "nvfp4", "mxfp8", "compressed-tensors")
 DETERMINISTIC = ("none", "run_to_run", "batch_invariant")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LISTS = frozenset({"shard", "device_ids", "cuda_graph_batch_sizes"})  # of integers
+_I32_MAX, _F64_MAX = 2**31 - 1, sys.float_info.max
 
 
 @dataclasses.dataclass(kw_only=True, repr=False)
@@ -132,6 +134,10 @@ class EngineArgs:
         check_names("EngineArgs", kwargs)
         return super().__new__(cls)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The one place where numbers of other libraries become Python's own."""
+        object.__setattr__(self, name, plain_list(value) if name in _LISTS else plain(value))
+
     def check(self) -> None:
         """Raises one ConfigError with every problem of the arguments themselves."""
         problems = _Problems(self)
@@ -142,16 +148,36 @@ class EngineArgs:
         problems.raise_all()
 
     def __repr__(self) -> str:
-        shown = {"model": self.model} | self.changed()
-        return f"EngineArgs({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        values = {"model": self.model} | self.changed()
+        return (
+            f"EngineArgs({', '.join(f'{name}={shown(value)}' for name, value in values.items())})"
+        )
 
     def changed(self) -> dict[str, Any]:
         """The arguments that differ from their defaults."""
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            if _differs(getattr(self, f.name), f.default)
         }
+
+
+def _differs(value: Any, default: Any) -> bool:
+    try:
+        return bool(value != default)
+    except ValueError:  # an array, which no argument's default is
+        return True
+
+
+def _is(value: Any, *valid: Any) -> bool:
+    """Whether `value` is one of these and of its type: True is no 1, and 1.0 is none."""
+    for wanted in valid:
+        if value is wanted:
+            return True
+        same = isinstance(value, type(wanted)) or (isinstance(wanted, bool) and type(value) is int)
+        if same and (isinstance(wanted, bool) or not isinstance(value, bool)) and value == wanted:
+            return True
+    return False
 
 
 # Names that other engines use for something that is an argument here, or that cannot be one.
@@ -192,15 +218,14 @@ class _Problems:
         self.found: list[str] = []
 
     def add(self, name: str, text: str) -> None:
-        value = repr(getattr(self.args, name))
-        self.found.append(f"{name}={value if len(value) <= 80 else value[:77] + '...'}: {text}")
+        self.found.append(f"{name}={shown(getattr(self.args, name), 80)}: {text}")
 
     def choice(self, name: str, valid: Sequence[Any]) -> None:
         value = getattr(self.args, name)
-        if value in valid:
+        if _is(value, *valid):
             return
         near = (
-            difflib.get_close_matches(value, [v for v in valid if v], 1)
+            difflib.get_close_matches(value, [v for v in valid if isinstance(v, str)], 1)
             if isinstance(value, str)
             else []
         )
@@ -209,23 +234,17 @@ class _Problems:
 
     def integer(self, name: str, low: int, high: int, text: str) -> int | None:
         value = getattr(self.args, name)
-        try:
-            number = operator.index(value)
-        except TypeError:
-            self.add(name, f"an integer is needed, not {type(value).__name__}")
+        if type(value) is not int:
+            self.add(name, f"an integer is needed, not {type(value).__name__}: {text}")
             return None
-        if isinstance(value, bool) or not low <= number <= high:
+        if not low <= value <= high:
             self.add(name, text)
             return None
-        return number
+        return value
 
     def number(self, name: str) -> float | None:
         value = getattr(self.args, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-        ):
+        if type(value) not in (int, float) or not abs(value) <= _F64_MAX:
             kind = "" if isinstance(value, float) else f", not {type(value).__name__}"
             self.add(name, f"a finite number is needed{kind}")
             return None
@@ -238,7 +257,7 @@ class _Problems:
 
     def only(self, name: str, allowed: Sequence[Any], why: str) -> None:
         """An argument that has one sensible value here."""
-        if getattr(self.args, name) not in allowed:
+        if not _is(getattr(self.args, name), *allowed):
             self.add(name, why)
 
     def raise_all(self) -> None:
@@ -259,6 +278,8 @@ def _check_what(a: EngineArgs, p: _Problems) -> None:
         and not hasattr(a.tokenizer, "encode")
     ):
         p.add("tokenizer", "a folder with a tokenizer.json, or a Tokenizer, is needed")
+    if not isinstance(a.revision, (str, type(None))):
+        p.add("revision", "the name of a branch, a tag or a commit is needed")
     p.flags(
         "skip_tokenizer_init",
         "allow_download",
@@ -267,13 +288,13 @@ def _check_what(a: EngineArgs, p: _Problems) -> None:
         "language_model_only",
         "dummy_context",
     )
-    if a.dummy_context and a.load_format != "dummy":
+    if a.dummy_context is True and not _is(a.load_format, "dummy"):
         p.add("dummy_context", "it leaves prompts uncomputed: only with load_format='dummy'")
-    if a.load_format == "sharded_state":
+    if _is(a.load_format, "sharded_state"):
         p.add("load_format", "not part of this version: use 'safetensors'")
     else:
         p.choice("load_format", LOAD_FORMATS)
-    if a.dtype in ("float16", "half", "fp16"):
+    if _is(a.dtype, "float16", "half", "fp16"):
         p.add("dtype", "the model overflows in float16: use 'bfloat16', or 'float32' on a CPU")
     else:
         p.choice("dtype", tuple(DTYPES))
@@ -308,8 +329,18 @@ def _check_what(a: EngineArgs, p: _Problems) -> None:
                 p.found.append(str(error))
     p.only("enable_lora", (False,), "LoRA adapters are not supported")
     for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
-        if getattr(a, name):
-            p.add(name, "images and video are not part of this version")
+        p.only(name, (None, {}), "images and video are not part of this version")
+    path, domains = a.allowed_local_media_path, a.allowed_media_domains
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        p.add("allowed_local_media_path", "a folder is needed")
+    if not isinstance(domains, (list, tuple)) or not all(isinstance(d, str) for d in domains):
+        p.add("allowed_media_domains", "a list of host names is needed")
+
+
+def _are_integers(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        type(item) is int and low <= item <= high for item in value
+    )
 
 
 def _check_where(a: EngineArgs, p: _Problems) -> None:
@@ -317,33 +348,22 @@ def _check_where(a: EngineArgs, p: _Problems) -> None:
     if a.threads is not None:
         p.integer("threads", 1, 4096, "it must lie in 1 .. 4096; None takes the physical cores")
     if a.shard is not None:
-        pair = tuple(a.shard) if isinstance(a.shard, (tuple, list)) else ()
-        if (
-            len(pair) != 2
-            or not all(isinstance(x, int) for x in pair)
-            or not 0 <= pair[0] < pair[1] <= 64
-        ):
-            p.add("shard", "(rank, world) with 0 <= rank < world <= 64 is needed")
+        pair = a.shard if _are_integers(a.shard, 0, 64) and len(a.shard) == 2 else None
+        if pair is None or pair[0] >= pair[1]:
+            p.add("shard", "(rank, world) with 0 <= rank < world <= 64, both integers, is needed")
     if a.device_ids is not None:
-        ids = a.device_ids
-        if (
-            isinstance(ids, str)
-            or not isinstance(ids, Sequence)
-            or not all(isinstance(i, int) and i >= 0 for i in ids)
-        ):
-            p.add("device_ids", "a list of device ordinals is needed")
-        elif len(ids) != a.tensor_parallel_size or len(set(ids)) != len(ids):
-            p.add(
-                "device_ids",
-                f"{a.tensor_parallel_size} different ordinals are needed (tensor_parallel_size)",
-            )
-        elif a.backend in ("cpu", "ref"):
+        ids, size = a.device_ids, a.tensor_parallel_size
+        if not _are_integers(ids, 0, _I32_MAX):
+            p.add("device_ids", "a list of device ordinals, integers from 0 up, is needed")
+        elif _is(size, 1, 2, 4, 8) and (len(ids) != size or len(set(ids)) != len(ids)):
+            p.add("device_ids", f"{size} different ordinals are needed (tensor_parallel_size)")
+        elif _is(a.backend, "cpu", "ref"):
             p.add("device_ids", f"backend={a.backend!r} uses no device")
     p.choice("tensor_parallel_size", (1, 2, 4, 8))
-    if a.tensor_parallel_size in (2, 4, 8):
+    if _is(a.tensor_parallel_size, 2, 4, 8):
         p.add("tensor_parallel_size", "several devices are not part of this version: use 1")
-    if a.enable_expert_parallel or a.expert_parallel_size not in (None, 1):
-        p.add("enable_expert_parallel", "several devices are not part of this version")
+    for name, off in (("enable_expert_parallel", (False,)), ("expert_parallel_size", (None, 1))):
+        p.only(name, off, "several devices are not part of this version: leave it out")
     p.only(
         "data_parallel_size",
         (1,),
@@ -358,8 +378,10 @@ def _check_where(a: EngineArgs, p: _Problems) -> None:
 
 
 def _check_sizes(a: EngineArgs, p: _Problems) -> None:
-    if a.max_model_len not in (None, "auto", -1):
-        p.integer("max_model_len", 1, 2**31 - 1, "a number of tokens, or 'auto', is needed")
+    length = None
+    if not _is(a.max_model_len, None, "auto", -1):
+        text = f"1 to {_I32_MAX} tokens, or 'auto', are possible"
+        length = p.integer("max_model_len", 1, _I32_MAX, text)
     p.integer("max_num_seqs", 1, 65536, "it must be 1 to 65536")
     rows = p.integer("max_num_batched_tokens", PAGE, 2**24, f"it must be {PAGE} to {2**24}")
     if rows is not None and rows % PAGE:
@@ -369,16 +391,17 @@ def _check_sizes(a: EngineArgs, p: _Problems) -> None:
         )
     p.flags("enable_chunked_prefill", "enable_prefix_caching")
     if (
-        not a.enable_chunked_prefill
-        and isinstance(a.max_model_len, int)
-        and a.max_model_len > a.max_num_batched_tokens
+        a.enable_chunked_prefill is False
+        and length is not None
+        and rows is not None
+        and length > rows
     ):
         p.add(
             "enable_chunked_prefill",
-            f"a prompt of max_model_len={a.max_model_len} needs "
-            f"max_num_batched_tokens={-(-a.max_model_len // PAGE) * PAGE}",
+            f"a prompt of max_model_len={length} needs "
+            f"max_num_batched_tokens={-(-length // PAGE) * PAGE}",
         )
-    p.integer("default_max_tokens", 1, 2**31 - 1, f"it must be 1 to {2**31 - 1}")
+    p.integer("default_max_tokens", 1, _I32_MAX, f"it must be 1 to {_I32_MAX}")
     p.only(
         "block_size",
         (PAGE, None),
@@ -386,32 +409,34 @@ def _check_sizes(a: EngineArgs, p: _Problems) -> None:
     )
     p.choice("kv_cache_dtype", tuple(CACHE_DTYPES))
     p.choice("indexer_kv_dtype", tuple(CACHE_DTYPES))
-    wants_f32 = DTYPES.get(str(a.dtype)) == "f32"
+    wants_f32 = _is(a.dtype, "float32", "f32", "float")
     for name in ("kv_cache_dtype", "indexer_kv_dtype"):
-        is_f32 = CACHE_DTYPES.get(str(getattr(a, name))) == "f32"
-        if is_f32 and not wants_f32:
+        if _is(getattr(a, name), "float32", "f32") and not wants_f32:
             p.add(name, "a float32 cache needs dtype='float32'")
-    if a.backend == "cuda" and wants_f32:
+    if _is(a.backend, "cuda") and wants_f32:
         p.add("dtype", "float32 runs on backend 'cpu' and 'ref' only")
     share = p.number("gpu_memory_utilization")
     if share is not None and not 0 < share <= 1:
         p.add("gpu_memory_utilization", "it must lie in (0, 1]")
     if a.kv_cache_memory_bytes is not None:
-        p.integer("kv_cache_memory_bytes", 1, 2**62, "a number of bytes is needed")
+        text = f"it must be 1 to {2**62} bytes; None chooses them by what is free"
+        p.integer("kv_cache_memory_bytes", 1, 2**62, text)
+    if a.swap_space is not None:
+        p.number("swap_space")
     for name in ("cpu_offload_gb", "kv_offload_gb"):
-        if getattr(a, name) != 0:
-            p.add(name, "not part of this version")
+        p.only(name, (0, 0.0), "not part of this version: leave it 0")
 
 
 def _check_how(a: EngineArgs, p: _Problems) -> None:
     if a.seed is not None:
         p.integer("seed", -(2**63), 2**64 - 1, "it must fit into 64 bits; None takes fresh entropy")
     p.choice("deterministic", DETERMINISTIC)
-    p.integer("max_logprobs", -1, 2**31 - 1, "it must be 0 or more, or -1 for the whole vocabulary")
+    text = f"it must be 0 to {_I32_MAX}, or -1 for the whole vocabulary"
+    p.integer("max_logprobs", -1, _I32_MAX, text)
     p.choice("logprobs_mode", tuple(LOGPROB_MODES))
     p.choice("scheduling_policy", ("fcfs", "priority"))
-    if a.speculative_config not in (None, "auto"):
-        p.add("speculative_config", "speculative decoding is not part of this version: use None")
+    why = "speculative decoding is not part of this version: use None"
+    p.only("speculative_config", (None, "auto"), why)
     p.flags(
         "enforce_eager",
         "disable_custom_all_reduce",
@@ -421,20 +446,14 @@ def _check_how(a: EngineArgs, p: _Problems) -> None:
         "use_tqdm_on_load",
     )
     sizes = a.cuda_graph_batch_sizes
-    if sizes not in ("auto", None) and not (
-        isinstance(sizes, (list, tuple))
-        and sizes
-        and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
-        and all(1 <= n <= 65536 for n in sizes)
-    ):
+    if not _is(sizes, "auto", None) and (not _are_integers(sizes, 1, 65536) or not sizes):
         p.add(
             "cuda_graph_batch_sizes",
-            "'auto' or a list of batch sizes from 1 to 65536 is needed; enforce_eager=True "
-            "captures nothing",
+            "'auto' or a list of batch sizes, integers from 1 to 65536, is needed; "
+            "enforce_eager=True captures nothing",
         )
     for name in ("compilation_config", "attention_config"):
-        if getattr(a, name) not in (None, {}):
-            p.add(name, "none of its keys is implemented here")
+        p.only(name, (None, {}), "none of its keys is implemented here")
     p.only("moe_backend", (None, "auto"), "the kernels are chosen by the backend")
     p.only(
         "enable_return_routed_experts",
@@ -446,8 +465,12 @@ def _check_how(a: EngineArgs, p: _Problems) -> None:
     timeout = p.number("step_timeout_s")
     if timeout is not None and timeout <= 0:
         p.add("step_timeout_s", "it must be above 0")
-    if not isinstance(a.log_level, int) and str(a.log_level).upper() not in LOG_LEVELS:
-        p.add("log_level", f"expected one of {', '.join(LOG_LEVELS)}")
+    if isinstance(a.log_level, str):
+        if a.log_level.upper() not in LOG_LEVELS:
+            p.add("log_level", f"expected one of {', '.join(LOG_LEVELS)}")
+    else:
+        text = f"expected one of {', '.join(LOG_LEVELS)}, or a number of logging's"
+        p.integer("log_level", 0, _I32_MAX, text)
 
 
 def log_level(value: str | int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, _core
+from .diagnostics import variables
 
 
 def build_info() -> dict[str, Any]:
@@ -51,5 +52,6 @@ def collect_env() -> dict[str, Any]:
             name: _version(name)
             for name in ("numpy", "tokenizers", "jinja2", "tqdm", "pillow", "llguidance")
         },
-        "variables": {name: value for name, value, _ in _core.env_table() if value},
+        "variables": variables(),
+        "variable_problems": [text for _, text, _ in _core.env_problems()],
     }

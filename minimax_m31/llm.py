@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +20,7 @@ from .calls import BaseCall, Call, leave_at_exit, plans_source, watch_exit
 from .chat_face import ChatFace
 from .core_params import Plan, make_plan, stream_interval, truncation_changes
 from .describe import engine_html, engine_text, fingerprint
+from .diagnostics import begin_logging, close_engine, drain_log
 from .engine_args import EngineArgs, check_names, log_level
 from .errors import EngineClosedError, InvalidRequestError
 from .lifetime import live_engines, note_closed, note_open, open_or_make_room, shutdown_all
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "live_engines", "shutdown_all"]
 
-logger = logging.getLogger("minimax_m31")
-
 UseTqdm = bool | Callable[..., Any]
 
 
@@ -59,13 +58,17 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         check_names("LLM", kwargs)
         args = EngineArgs(model=model, **kwargs)
         args.check()
-        logger.setLevel(log_level(args.log_level))
+        begin_logging(log_level(args.log_level))
         if args.replace:
             shutdown_all()
-        opened: Opened = open_or_make_room(args)
+        try:
+            opened: Opened = open_or_make_room(args)
+        finally:
+            drain_log()
         self._args = args
         self._core = opened.engine
-        self._closer = weakref.finalize(self, _close_engine, opened.engine)
+        # called by shutdown, by the garbage collector or at exit: it does not refer to this object
+        self._closer = weakref.finalize(self, close_engine, opened.engine, os.getpid())
         watch_exit()
         self._config = opened.checkpoint.config
         self._raw_config = opened.checkpoint.raw_config
@@ -81,7 +84,6 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         self._grammars_made: Grammars | None = None
         self._open_books()
         self.last_partial: list[RequestOutput | None] | None = None
-        self._drain_log()
         self._note_rates()
         note_open(self)
 
@@ -537,10 +539,3 @@ def refuse_lora(request: Any) -> None:
         raise InvalidRequestError(
             "lora_request: LoRA adapters are not supported", param="lora_request"
         )
-
-
-def _close_engine(engine: _core.Engine) -> None:
-    """Called by shutdown, by the finaliser, or at exit: must not refer to the LLM. Does nothing in
-    a forked child.
-    """
-    engine.close()

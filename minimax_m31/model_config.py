@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ConfigError
+from .values import plain_tree
 
 PAGE = 128
 I32_MAX = 2**31 - 1
@@ -146,10 +147,10 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None)
     `{"num_hidden_layers": 4}` reaches into text_config, `{"sparse_topk_blocks": 8}` into its
     sparse_attention_config; objects are merged. Unknown names are errors.
     """
-    out = copy.deepcopy(dict(raw))
+    out: dict[str, Any] = plain_tree(dict(raw))
     problems: list[str] = []
     for name, value in (overrides or {}).items():
-        _override(out, str(name), value, problems)
+        _override(out, str(name), plain_tree(value), problems)
     if problems:
         raise ConfigError("hf_overrides: " + "; ".join(problems))
     _cut_layers(out, overrides or {})

@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 from .checkpoint import CheckpointInfo, read_checkpoint, read_config
 from .core_params import EngineFacts
+from .diagnostics import variables, wrong_library
 from .engine_args import CACHE_DTYPES, DTYPES, PAGE, EngineArgs
 from .errors import ConfigError, InvalidRequestError, OutOfDeviceMemoryError
 from .params import SamplingParams
@@ -173,15 +175,32 @@ def default_params(args: EngineArgs, info: CheckpointInfo) -> SamplingParams:
 
 
 def choose_backend(args: EngineArgs) -> tuple[str, str]:
-    """(name, its line of `backends()`)."""
+    """(name, its line of `backends()`). What was asked for, by the argument or by MM_BACKEND, is
+    taken or refused; only a plain "auto" may choose the CPU where there is no GPU.
+    """
     lines = {name: (usable, text) for name, usable, text in _core.backends()}
-    if args.backend != "auto":
-        usable, text = lines.get(args.backend, (False, "it is not part of this build"))
+    name, asked = args.backend, f"backend={args.backend!r}"
+    if name == "auto" and "MM_BACKEND" in variables():
+        name = variables()["MM_BACKEND"]
+        asked = f"MM_BACKEND={name}"
+    if name != "auto":
+        usable, text = lines.get(name, (False, "it is not part of this build"))
         if not usable:
-            raise ConfigError(f"backend={args.backend!r} cannot be used: {text}")
-        return args.backend, text
-    name = "cuda" if lines.get("cuda", (False, ""))[0] and DTYPES[args.dtype] != "f32" else "cpu"
-    return name, lines[name][1] if name in lines else ""
+            raise ConfigError(f"{asked} cannot be used: {text}")
+        if name == "cuda" and DTYPES[args.dtype] == "f32":
+            raise ConfigError(
+                f"{asked} cannot run dtype={args.dtype!r}: float32 runs on backend 'cpu' and 'ref' "
+                "only"
+            )
+        return name, text
+    usable, text = lines.get("cuda", (False, ""))
+    problem = "" if usable else wrong_library(text, variables())
+    if problem:
+        raise ConfigError(problem)
+    if usable and DTYPES[args.dtype] != "f32":
+        return "cuda", text
+    logger.info("running on the CPU: %s", f"dtype={args.dtype!r}" if usable else text)
+    return "cpu", lines["cpu"][1] if "cpu" in lines else ""
 
 
 def free_host_bytes() -> int:
@@ -380,6 +399,7 @@ def open_engine(args: EngineArgs) -> Opened:
     finally:
         bar.close()
     chosen = engine.info()
+    _warn_if_cut(args.max_model_len, chosen["max_model_len"])
     facts = EngineFacts(
         n_vocab=info.config["n_vocab"],
         max_model_len=chosen["max_model_len"],
@@ -392,6 +412,16 @@ def open_engine(args: EngineArgs) -> Opened:
     )
     name = "nano" if folder == NANO else str(folder)
     return Opened(engine, info, tokenizer, params, facts, chosen, name, time.monotonic() - began)
+
+
+def _warn_if_cut(wanted: int | str | None, got: int) -> None:
+    """A length that was asked for, and that the caches are too small for, is no detail of a log."""
+    if isinstance(wanted, int) and got < wanted:
+        warnings.warn(
+            f"max_model_len={wanted}: the KV cache holds {got} tokens, and sequences end there: "
+            "raise kv_cache_memory_bytes or gpu_memory_utilization, or lower max_model_len",
+            stacklevel=5,  # whoever called LLM()
+        )
 
 
 class LoadBar:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .suggest import nearest, unknown_name
+from .values import plain, plain_list, shown
 
 
 class RequestOutputKind(enum.Enum):
@@ -56,6 +57,16 @@ class StructuredOutputsParams:
 
 
 _PLAIN = (int, float, bool, str, RequestOutputKind)  # types of values that cannot change
+
+_IDS = frozenset(  # lists of token ids
+    {
+        "allowed_token_ids",
+        "logprob_token_ids",
+        "prompt_logprob_token_ids",
+        "stop_token_ids",
+        "trace_decode_token_ids",
+    }
+)
 
 _REMOVED = {
     "best_of": "it does not exist here: use n= and choose among the outputs by cumulative_logprob",
@@ -149,7 +160,7 @@ class SamplingParams:
             near = nearest(name, field_names())
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise AttributeError(f"SamplingParams has no field {name!r}{hint}")
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, plain_list(value) if name in _IDS else plain(value))
 
     def validate(self) -> None:
         """Raises InvalidRequestError for the first field whose value cannot be run; ids are checked
@@ -178,7 +189,7 @@ class SamplingParams:
                 )
         new = self.clone()
         for name, value in changes.items():
-            object.__setattr__(new, name, value)
+            setattr(new, name, value)
         new.validate()
         return new
 
@@ -245,8 +256,7 @@ class SamplingParams:
     def __repr__(self) -> str:
         parts = []
         for name, value in self.changed().items():
-            text = repr(value)
-            parts.append(f"{name}={text if len(text) <= 80 else text[:77] + '...'}")
+            parts.append(f"{name}={shown(value, 80)}")
         return f"SamplingParams({', '.join(parts)})"
 
 

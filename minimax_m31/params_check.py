@@ -8,15 +8,17 @@ import dataclasses
 import math
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidRequestError
 from .suggest import nearest
+from .values import shown
 
 if TYPE_CHECKING:
     from .params import SamplingParams
 
+I32_MAX = 2**31 - 1
 MAX_LIST = 1024  # entries of a list of ids or words (MM_MAX_LIST of the core)
 _NORMAL32 = 2.0**-126  # the smallest float32 whose reciprocal is finite
 LOGPROB_MODES = {
@@ -31,12 +33,7 @@ TRUNCATION_SIDES = ("left", "right", "middle")
 
 
 def bad(param: str, value: Any, text: str) -> InvalidRequestError:
-    try:
-        shown = repr(value)
-    except ValueError:  # an integer beyond the digits that Python prints
-        shown = f"<{value.bit_length()} bits>" if isinstance(value, int) else type(value).__name__
-    shown = shown if len(shown) <= 100 else shown[:97] + "..."
-    return InvalidRequestError(f"{param}={shown}: {text}", param=param, value=value)
+    return InvalidRequestError(f"{param}={shown(value, 100)}: {text}", param=param, value=value)
 
 
 def as_int(param: str, value: Any) -> int:
@@ -90,7 +87,9 @@ def check_unicode(param: str, text: str, index: int | None = None, where: str = 
 
 def _int_in(p: SamplingParams, name: str, low: int, high: int, remedy: str) -> int:
     value = as_int(name, getattr(p, name))
-    if not low <= value <= high:
+    if value > high:
+        raise bad(name, value, f"it must be at most {high}")
+    if value < low:
         raise bad(name, value, remedy)
     return value
 
@@ -105,14 +104,14 @@ def _float_in(p: SamplingParams, name: str, low: float, high: float, remedy: str
 def _bools(p: SamplingParams, *names: str) -> None:
     for name in names:
         value = getattr(p, name)
-        if not isinstance(value, bool) and value not in (0, 1):
+        if not isinstance(value, (int, float)) or value not in (0, 1):
             raise bad(name, value, "True or False is needed")
 
 
 def id_list(
     param: str, value: Any, *, most: int = MAX_LIST, may_be_empty: bool = True
 ) -> list[int]:
-    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection):
         raise bad(param, value, "a list of token ids is needed")
     ids = [as_int(param, item) for item in value]
     if not may_be_empty and not ids:
@@ -129,7 +128,7 @@ def id_list(
 
 
 def _choice(param: str, value: Any, valid: Sequence[str]) -> None:
-    if value in valid:
+    if isinstance(value, str) and value in valid:
         return
     near = nearest(value, valid) if isinstance(value, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -154,7 +153,7 @@ def _check_drawing(p: SamplingParams) -> None:
             n,
             f"all samples would be equal at temperature={p.temperature}: use n=1, or a temperature",
         )
-    _int_in(p, "top_k", -1, 2**31 - 1, "it must be 1 or more, or 0 (or -1) to turn it off")
+    _int_in(p, "top_k", -1, I32_MAX, "it must be 1 or more, or 0 (or -1) to turn it off")
     top_p = as_float("top_p", p.top_p)
     if not 0 < top_p <= 1 or as_float32(top_p) == 0:
         raise bad("top_p", p.top_p, "it must lie in (0, 1], as a float32 too; 1 turns it off")
@@ -183,7 +182,7 @@ def _check_drawing(p: SamplingParams) -> None:
                     "a bias must lie in -3.4e38 .. 3.4e38, or be -inf (which forbids the token)",
                 )
     if p.allowed_token_ids is not None:
-        id_list("allowed_token_ids", p.allowed_token_ids, most=2**31 - 1, may_be_empty=False)
+        id_list("allowed_token_ids", p.allowed_token_ids, most=I32_MAX, may_be_empty=False)
     if p.bad_words is not None:
         words = p.bad_words
         if (
@@ -207,10 +206,12 @@ def _check_drawing(p: SamplingParams) -> None:
 
 
 def _check_ending(p: SamplingParams) -> None:
-    minimum = _int_in(p, "min_tokens", 0, 2**31 - 1, "it must be 0 or more")
+    minimum = _int_in(p, "min_tokens", 0, I32_MAX, "it must be 0 or more")
     if p.max_tokens is not None:
         maximum = as_int("max_tokens", p.max_tokens)
-        if not 0 <= maximum < 2**31:
+        if maximum > I32_MAX:
+            raise bad("max_tokens", maximum, f"it must be at most {I32_MAX}; None takes what fits")
+        if maximum < 0:
             raise bad(
                 "max_tokens",
                 maximum,
@@ -237,7 +238,7 @@ def _check_ending(p: SamplingParams) -> None:
             p,
             "thinking_token_budget",
             -1,
-            2**31 - 1,
+            I32_MAX,
             "it must be 0 or more; None (or -1) means no limit",
         )
     detection = repetition(p)
@@ -296,7 +297,7 @@ def _check_logprobs(p: SamplingParams) -> None:
     if p.prompt_logprob_token_ids is not None:
         id_list("prompt_logprob_token_ids", p.prompt_logprob_token_ids)
     if p.prompt_logprob_start is not None:
-        _int_in(p, "prompt_logprob_start", 0, 2**31 - 1, "it must be 0 or more")
+        _int_in(p, "prompt_logprob_start", 0, I32_MAX, "it must be 0 or more")
         if logprob_count(p.prompt_logprobs) is None and p.prompt_logprob_token_ids is None:
             raise bad(
                 "prompt_logprob_start",
@@ -317,6 +318,8 @@ def _check_rest(p: SamplingParams) -> None:
         "spaces_between_special_tokens",
         "return_routed_experts",
     )
+    if p.skip_reading_prefix_cache is not None:
+        _bools(p, "skip_reading_prefix_cache")
     if p.truncate_prompt_tokens is not None:
         k = as_int("truncate_prompt_tokens", p.truncate_prompt_tokens)
         if k != -1 and k < 1:
@@ -327,12 +330,12 @@ def _check_rest(p: SamplingParams) -> None:
             )
     _choice("truncation_side", p.truncation_side, TRUNCATION_SIDES)
     if p.stream_interval is not None:
-        _int_in(p, "stream_interval", 1, 2**31 - 1, "it must be 1 or more")
+        _int_in(p, "stream_interval", 1, I32_MAX, "it must be 1 or more")
     if p.output_kind is not None and type(p.output_kind).__name__ != "RequestOutputKind":
         raise bad("output_kind", p.output_kind, "a RequestOutputKind is needed")
     if p.trace_decode_token_ids is not None:
-        id_list("trace_decode_token_ids", p.trace_decode_token_ids, most=2**31 - 1)
-    _int_in(p, "routed_experts_prompt_start", 0, 2**31 - 1, "it must be 0 or more")
+        id_list("trace_decode_token_ids", p.trace_decode_token_ids, most=I32_MAX)
+    _int_in(p, "routed_experts_prompt_start", 0, I32_MAX, "it must be 0 or more")
     if p.extra_args is not None and not isinstance(p.extra_args, Mapping):
         raise bad("extra_args", p.extra_args, "a dict is needed")
     _check_structured(p)

@@ -22,6 +22,7 @@ from .errors import ConfigError, Mm31Error, OutOfDeviceMemoryError
 from .opening import choose_backend, engine_options, find_model, free_host_bytes
 from .plan_devices import Device, device_of, parse_size, split_count
 from .plan_release import is_release, release_config
+from .values import plain
 
 CLASS_TEXT = {
     "experts": "routed experts",
@@ -300,12 +301,12 @@ def _device(gpu: Any, args: EngineArgs, host_memory: Any) -> Device:
 
 def _ranks(n_gpu: Any, counted: int | None, given: Any, device: Device) -> tuple[int, int]:
     """(GPUs, tensor_parallel_size)."""
-    if n_gpu is not None and (not isinstance(n_gpu, int) or isinstance(n_gpu, bool) or n_gpu < 1):
+    if n_gpu is not None and (type(n_gpu) is not int or n_gpu < 1):
         raise ConfigError(f"n_gpu={n_gpu!r}: a number of GPUs, 1 or more, is needed")
     if n_gpu is not None and counted is not None and n_gpu != counted:
         raise ConfigError(f"n_gpu={n_gpu}, but gpu says {counted}: leave one of them out")
     n = n_gpu if n_gpu is not None else counted
-    if given is not None and (isinstance(given, bool) or given not in TP_SIZES):
+    if given is not None and (type(given) is not int or given not in TP_SIZES):
         raise ConfigError(f"tensor_parallel_size={given!r}: expected one of 1, 2, 4, 8")
     if device.kind == "host":
         if (n or 1) > 1 or (given or 1) > 1:
@@ -346,9 +347,10 @@ def make_plan(
     """See LLM.plan."""
     check_names("LLM.plan", engine_args, ("gpu", "n_gpu", "host_memory"))
     gpu, counted = split_count(gpu)
-    given_tp = engine_args.pop("tensor_parallel_size", None)
-    offload_gb = engine_args.pop("cpu_offload_gb", 0)
-    if isinstance(offload_gb, bool) or not isinstance(offload_gb, (int, float)) or offload_gb < 0:
+    n_gpu = plain(n_gpu)
+    given_tp = plain(engine_args.pop("tensor_parallel_size", None))
+    offload_gb = plain(engine_args.pop("cpu_offload_gb", 0))
+    if type(offload_gb) not in (int, float) or not 0 <= offload_gb < 1e9:
         raise ConfigError(f"cpu_offload_gb={offload_gb!r}: a number of GB, 0 or more, is needed")
     name = model if isinstance(model, (str, os.PathLike)) else "nano"
     if not isinstance(model, (str, os.PathLike, Mapping)):

@@ -157,6 +157,7 @@ class EngineStats:
     prompt_tokens_per_s: float  # over the last 10 s
     generation_tokens_per_s: float
     num_steps: int
+    num_graph_steps: int  # of these, run as one captured CUDA graph
     step_time_total: float  # seconds inside steps
     step_time_last: float
     step_time_p50: float  # of all steps, within 5 %
@@ -193,6 +194,7 @@ class EngineStats:
             prompt_tokens_per_s=prompt_rate,
             generation_tokens_per_s=output_rate,
             num_steps=int(core["n_step"]),
+            num_graph_steps=int(core["n_graph_step"]),
             step_time_total=core["t_step_total"],
             step_time_last=core["t_step_last"],
             step_time_p50=core["t_step_p50"],

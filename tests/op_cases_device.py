@@ -21,7 +21,7 @@ RANK: dict[str, Any] = dict(
     n_rotary=64,
     n_top_block=16,
 )
-LONG: dict[str, Any] = dict(RANK, max_model_len=1 << 20, n_rotary=2, max_rows=128)
+LONG: dict[str, Any] = dict(RANK, max_model_len=1 << 20, n_rotary=8, max_rows=128)
 # Whole pages and a page +- 1, below and above what is read, one to eight rows.
 DECODE = ((0, 1), (127, 1), (128, 1), (2046, 3), (2047, 1), (2048, 1), (2500, 2), (3900, 8))
 MIXED = ((0, 129), (2176, 67), (2300, 1))

@@ -206,7 +206,10 @@ def probe_with(folder: Path, init: int, **env: str) -> dict[str, Any]:
     """Facts found in a process that sees such a driver."""
     cc = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     assert cc is not None
-    for name, code in (("libcuda.so.1", DRIVER), ("libnvidia-ml.so.1", MANAGEMENT)):
+    libraries = {
+        "libcuda.so.1": DRIVER, "libnvidia-ml.so.1": MANAGEMENT, "libnccl.so.2": MANAGEMENT,
+    }  # fmt: skip
+    for name, code in libraries.items():
         source = folder / f"{name}.c"
         source.write_text(code)
         command = [cc, "-shared", "-fPIC", f"-DINIT={init}", source, "-o", folder / name]
@@ -216,7 +219,6 @@ def probe_with(folder: Path, init: int, **env: str) -> dict[str, Any]:
         env={
             **{k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES",)},
             "LD_LIBRARY_PATH": str(folder),
-            "MM_NCCL_SO": str(folder / "libnvidia-ml.so.1"),
             **env,
         },
         capture_output=True,
@@ -322,6 +324,49 @@ ILL: list[tuple[str, Facts, str, str, str]] = [
         "MM_CHECK=1",
         "unset MM_CHECK",
     ),
+    (
+        "variables",
+        cpu_facts(variable_problems=[("MM_GRAPH", "MM_GRAPH=7: it must be 0 or 1", True)]),
+        "fail",
+        "no engine opens: MM_GRAPH=7",
+        "unset MM_GRAPH",
+    ),
+    (
+        "variables",
+        cpu_facts(
+            variable_problems=[
+                ("MM_GRAPH", "MM_GRAPH=7: it must be 0 or 1", True),
+                ("MM_GRPAH", "MM_GRPAH is not known", False),
+            ]
+        ),
+        "fail",
+        "not known: MM_GRPAH",
+        "unset MM_GRAPH MM_GRPAH",
+    ),
+    (
+        "variables",
+        cpu_facts(
+            variable_problems=[("MM_GRPAH", "MM_GRPAH is not known", False)],
+            known_variables=["MM_GRAPH"],
+        ),
+        "warn",
+        "without effect: MM_GRPAH",
+        "known: MM_GRAPH",
+    ),
+    (
+        "variables",
+        cpu_facts(mm_variables={"MM_BACKEND": "cuda"}),
+        "fail",
+        "MM_BACKEND=cuda cannot be used: no CUDA library was built",
+        "unset MM_BACKEND",
+    ),
+    (
+        "variables",
+        cpu_facts(mm_variables={"MM_DUMP": "/a"}, dump_problem="MM_DUMP=/a is no folder"),
+        "fail",
+        "MM_DUMP=/a is no folder",
+        "unset MM_DUMP",
+    ),
     ("driver", gpu_facts(driver_error="no file"), "fail", "kernel module", "--gpus all"),
     ("driver", gpu_facts(init_error=34), "fail", "34", "stub"),
     ("driver", gpu_facts(init_error=802), "fail", "802", "fabric"),
@@ -350,6 +395,37 @@ ILL: list[tuple[str, Facts, str, str, str]] = [
         "fail",
         "version 3",
         "different builds",
+    ),
+    (
+        "CUDA library",
+        gpu_facts(backends={"cuda": (False, "the library was built with 13.0; install a driver")}),
+        "fail",
+        "built with",
+        "driver's line",
+    ),
+    (
+        "CUDA library",
+        gpu_facts(backends={"cuda": (False, "/a.so is not whole; build it on a machine with")}),
+        "fail",
+        "not whole",
+        "MM_CUDA=1",
+    ),
+    (
+        "CUDA library",
+        cpu_facts(backends={"cuda": (False, "MM_CUDA_SO=/a is a folder; give the path")}),
+        "fail",
+        "MM_CUDA_SO=/a is a folder",
+        "unset",
+    ),
+    (
+        "CUDA library",
+        cpu_facts(
+            mm_variables={"MM_CUDA_SO": "/a.so"},
+            backends={"cuda": (False, "the CUDA library is of version 3, the extension of 4")},
+        ),
+        "fail",
+        "MM_CUDA_SO=/a.so: the CUDA library is of version 3",
+        "unset it",
     ),
     ("GPUs", gpu_facts(gpus=[]), "fail", "no device", "CUDA_VISIBLE_DEVICES"),
     ("GPUs", gpu_facts(gpus=gpu(cc=75, name="T4")), "fail", "sm_75", "device_ids"),

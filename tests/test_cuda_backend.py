@@ -143,7 +143,7 @@ def test_engine_ends_with_the_cause_of_a_fault_and_shuts_down() -> None:
     cause = "cuda: moe_gate_up: cudaErrorIllegalAddress: an illegal memory access"
     assert first.startswith(f"dead {cause}") and closed == "closed True"
     assert later.startswith(f"dead the engine failed earlier: {cause}")
-    # without MM_SYNC the graphs' trial runs meet it: nothing opens, and what to do is said
+    # without MM_SYNC the steps that warm up meet it: nothing opens, and what to do is said
     (text,) = engine(EMU_FAULT="moe_gate_up")
     assert text.startswith("refused EngineDeadError cuda: ") and "MM_SYNC=1 names the op" in text
     assert engine() == ["fine", "fine", "closed True"]
@@ -229,7 +229,8 @@ def test_cuda_refuses_another_version_of_the_core() -> None:
         ({"n_expert_used": 9}, "9 of 8 experts"),
         ({"n_expert": 2048}, "3 of 2048 experts"),
         ({"d_model": 100}, "d_model is 100"),
-        ({"d_model": 16400}, "d_model is 16400; 16 to 16384"),
+        ({"d_model": 16400}, "d_model is 16400; on this rank it must be a multiple of 16 up to"),
+        ({"d_dense": 32768}, "d_dense is 32768"),
         ({"n_vocab": 600000}, "a vocabulary of 600000; up to 524288 ids"),
         ({"d_expert": 40}, "d_expert is 40"),
     ],

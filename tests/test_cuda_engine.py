@@ -69,6 +69,11 @@ def tokens(llm, **kw):
     params = SamplingParams(**dict(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True) | kw)
     return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, params, use_tqdm=False)]
 
+def steps(llm):
+    # all, and those that were a graph
+    stats = llm.stats()
+    return stats.num_steps, stats.num_graph_steps
+
 PROMPTS = %(prompts)r
 out = {}
 """
@@ -116,9 +121,8 @@ def test_graphs_give_the_tokens_of_ref(mock: Path) -> None:
         with open_llm() as llm:
             out["info"] = llm._info["run_ahead"]
             before = {k: count(k) for k in ("launch", "eager", "download", "pad")}
-            steps = llm._engine().stats()["n_step"]
             out["tokens"] = tokens(llm)
-            out["steps"] = llm._engine().stats()["n_step"] - steps
+            out["steps"], out["graph_steps"] = steps(llm)
             for k in before:
                 out[k] = count(k) - before[k]
             out["capture"] = count("capture")
@@ -130,6 +134,8 @@ def test_graphs_give_the_tokens_of_ref(mock: Path) -> None:
     assert got["info"] == 1  # planned one step ahead
     assert got["capture"] == 3 * 4  # sizes 1, 2, 4, 6; without draws, with greedy ones, with any
     assert got["launch"] >= 15 and got["pad"] > 0  # five sequences run in the graph of six
+    assert got["graph_steps"] == got["launch"]  # a step is one launch
+    assert got["graph_steps"] >= got["steps"] - 2 * len(PROMPTS)  # all but those with prompts
     assert got["download"] == got["steps"]  # one piece of results a step
     assert got["logprob_launches"] >= 15
 
@@ -138,47 +144,101 @@ def test_graphs_can_be_turned_off_and_chosen(mock: Path) -> None:
     code = """
         with open_llm(%s) as llm:
             out["tokens"] = tokens(llm)
+            out["steps"], out["graph_steps"] = steps(llm)
         out["capture"], out["launch"] = count("capture"), count("launch")
         """
     for options, env in (("enforce_eager=True", {}), ("", {"MM_GRAPH": "0"})):
         got = run(mock, code % options, **env)
-        assert (got["capture"], got["launch"]) == (0, 0), options
-        assert got["tokens"] == expected()
+        assert (got["capture"], got["launch"], got["graph_steps"]) == (0, 0, 0), options
+        assert got["tokens"] == expected() and got["steps"] >= 20
     got = run(mock, code % "cuda_graph_batch_sizes=[2, 1, 99]")
     assert got["capture"] == 3 * 2  # 99 is above max_num_seqs
+    assert got["graph_steps"] == got["launch"] < got["steps"]  # most have five sequences
     assert got["tokens"] == expected()
 
 
 def test_steps_of_several_rows_are_captured_when_asked_for(mock: Path) -> None:
-    """Prompts of 2, 4 and 8 tokens stand in for drafts that are verified."""
+    """Prompts of 2 to 8 tokens stand in for drafts that are verified."""
     code = """
         from minimax_m31 import opening
         usual = opening.engine_options
         opening.engine_options = lambda *a, **k: usual(*a, **k) | dict(graph_rows=%d)
         params = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True)
-        out["tokens"], out["launch"] = [], []
+        out["tokens"], out["launch"], out["graph_steps"] = [], [], []
         try:
             llm = open_llm()
         except ValueError as error:
             out["error"] = str(error)
         else:
             out["capture"] = count("capture")
-            for n in (2, 3, 4, 8):
+            for n in range(2, 9):
                 llm.pause_generation("keep")  # all prompts begin in one step
                 ids = [[[7 * i + j for j in range(n)]] for i in range(5)]
                 handles = [llm.submit(row, params) for row in ids]
-                before = count("launch")
+                before, counted = count("launch"), steps(llm)[1]
                 llm.resume_generation()
                 out["tokens"].append([list(h.result().outputs[0].token_ids) for h in handles])
                 out["launch"].append(count("launch") - before)
+                out["graph_steps"].append(steps(llm)[1] - counted)
+            out["memory"] = {w: n for w, _, n in llm._memory}["captured graphs (estimate)"]
             llm.shutdown()
         """
-    plain, asked = run(mock, code % 1), run(mock, code % 8)
-    assert plain["capture"] == 3 * 4 and plain["launch"] == [2, 2, 2, 2]
-    assert asked["capture"] == (3 + 3) * 4  # rows of 2, 4 and 8 without outputs
-    assert asked["launch"] == [3, 2, 3, 3]  # the prompts too, but for those of 3 tokens
-    assert asked["tokens"] == plain["tokens"]
-    assert "graph_rows is 3" in run(mock, code % 3)["error"]
+    plain, some, asked = (run(mock, code % n) for n in (1, 5, 8))
+    assert plain["capture"] == 3 * 4 and plain["launch"] == [2] * 7
+    assert some["capture"] == (3 + 4) * 4 and some["launch"] == [3] * 4 + [2] * 3
+    assert asked["capture"] == (3 + 7) * 4  # rows of 2 to 8 without outputs
+    assert asked["launch"] == [3] * 7  # the prompts too
+    for got in (plain, some, asked):
+        assert got["tokens"] == plain["tokens"] and got["graph_steps"] == got["launch"]
+        assert got["memory"] * plain["capture"] == plain["memory"] * got["capture"]
+    for n in (0, 9):
+        error = run(mock, code % n)["error"]
+        assert f"graph_rows is {n}" in error and "1 to 8" in error
+
+
+def test_steps_that_cannot_be_are_not_captured(mock: Path) -> None:
+    """Sequences of fewer positions than rows, and more rows than a step has."""
+    got = run(
+        mock,
+        """
+        from minimax_m31 import opening
+        usual = opening.engine_options
+        opening.engine_options = lambda *a, **k: usual(*a, **k) | dict(graph_rows=8)
+        for name, options in (("short", dict(max_model_len=3)),
+                              ("many", dict(max_num_seqs=32, max_num_batched_tokens=128))):
+            before = count("capture")
+            with open_llm(cuda_graph_batch_sizes=[1, 32], **dict(max_num_seqs=32) | options) as llm:
+                out[name] = count("capture") - before
+                out[name + "_bytes"] = {w: n for w, _, n in llm._memory}[
+                    "captured graphs (estimate)"]
+        """,
+    )
+    assert got["short"] == (3 + 2) * 2
+    assert got["many"] == (3 + 7) + (3 + 3)  # 32 sequences have 4 rows each at most
+    assert got["short_bytes"] * got["many"] == got["many_bytes"] * got["short"]
+
+
+def test_all_kinds_of_ops_run_when_a_device_opens(mock: Path) -> None:
+    """A driver loads kernels at their first launch: no step of a request shall wait for that."""
+    code = """
+        with open_llm(%s) as llm:
+            opened = count("kinds")  # those of prefill are kinds of their own
+            out["counters"] = [llm._engine().stats()[k] for k in (
+                "n_step", "n_graph_step", "n_block_read", "n_prompt_token", "n_output_token")]
+            out["free"] = [llm._engine().stats()[k] for k in ("n_page", "n_page_free")]
+            out["tokens"] = tokens(llm)
+            tokens(llm, logprobs=%d, repetition_penalty=1.2, top_k=5, allowed_token_ids=[3, 4])
+            llm.score_tokens(PROMPTS, use_tqdm=False)
+            out["kinds"] = [opened, count("kinds")]
+        """
+    fewest = "max_num_batched_tokens=128, max_num_seqs=1, max_logprobs=0"
+    for options, n_top in (("", 3), ("enforce_eager=True", 3), (fewest, 0)):
+        got = run(mock, code % (options, n_top))
+        assert got["counters"] == [0] * 5 and got["free"][0] == got["free"][1] > 0
+        assert got["kinds"][0] == got["kinds"][1] > 16, options
+        assert got["tokens"] == expected()
+    got = run(mock, code % ("", 3), MM_SYNC="1")  # shows the op of a request that failed: not here
+    assert got["kinds"][0] < got["kinds"][1] and got["tokens"] == expected()
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
@@ -193,25 +253,31 @@ def test_captured_steps_find_their_batches_whatever_lies_between(
         from minimax_m31 import opening
         usual = opening.engine_options
         opening.engine_options = lambda *a, **k: usual(*a, **k) | dict(run_ahead={run_ahead})
-        def talk(llm, n):
+        def talk(llm, n, at_once=False):
             made = []
             params = SamplingParams(temperature=0.8, seed=3, max_tokens=n, ignore_eos=True)
+            if at_once:
+                llm.pause_generation("keep")
             for i in range(n):
                 params.logprobs = (None, 2)[i % 2]
                 params.max_tokens = n - i
                 made.append(llm.submit([PROMPTS[3][: 1 + 9 * i]], params))
+            if at_once:
+                llm.resume_generation()
             return [list(h.result().outputs[0].token_ids) for h in made]
         for backend in ("ref", "cuda"):
             options = dict(cuda_graph_batch_sizes=[6]) if backend == "cuda" else {{}}
             with open_llm(backend, **options) as llm:
                 made = out[backend] = []
                 for n in (1, 2, 3, 7):
-                    made += talk(llm, n)
+                    made += talk(llm, n)  # each at some step of those before it
+                made += talk(llm, 7, at_once=True)
                 out["ahead"] = llm._info["run_ahead"]
             out["launch"] = count("launch")
         """,
     )
-    assert got["ahead"] == run_ahead and got["launch"] > 8
+    # at least one of each n, however late prompts come, and all but the first step of the last 7
+    assert got["ahead"] == run_ahead and got["launch"] >= 4 + 6
     assert got["cuda"] == got["ref"]
 
 
@@ -244,10 +310,16 @@ def test_a_device_has_its_next_step_before_it_ends_one(tmp_path: Path) -> None:
 
 def test_diagnostics_run_without_graphs(mock: Path) -> None:
     code = """
+        import logging
+        out["log"] = []
+        class Keep(logging.Handler):
+            def emit(self, record):
+                out["log"].append(record.getMessage())
+        logging.getLogger("minimax_m31").addHandler(Keep())
         with open_llm() as llm:
             out["tokens"] = tokens(llm)
         out["launch"] = count("launch")
-        out["log"] = [text for _, text in _core.log_drain()]
+        out["log"] += [text for _, text in _core.log_drain()]
         """
     got = run(mock, code, MM_PROFILE="1")
     assert got["tokens"] == expected() and got["launch"] == 0
@@ -502,16 +574,15 @@ LONGER = [[(5 * i + n) % 300 for i in range(n)] for n in (3, 127, 128, 129, 400)
 
 
 def real(folder: Path = D128, **options: Any) -> LLM:
-    return LLM(
-        str(folder),
-        backend="cuda",
-        skip_tokenizer_init=True,
-        max_model_len=1024,
-        max_num_seqs=8,
-        max_num_batched_tokens=512,
-        kv_cache_memory_bytes=16 << 20,
-        **options,
-    )
+    given: dict[str, Any] = {
+        "backend": "cuda",
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "kv_cache_memory_bytes": 16 << 20,
+    }
+    return LLM(str(folder), **given | options)
 
 
 def generated(llm: LLM, n: int = 12, **options: Any) -> list[tuple[int, ...]]:
@@ -524,34 +595,46 @@ def test_cuda_graphs_and_eager_steps_are_equal() -> None:
     """In batch-invariant mode: otherwise how prompts meet in steps decides which kernels run."""
     with real(deterministic="batch_invariant") as llm:
         captured = generated(llm, temperature=0.7, seed=2)
-        again = generated(llm, temperature=0.7, seed=2)
         assert llm._info["run_ahead"] == 1
+        before = llm.stats()
+        again = generated(llm, temperature=0.7, seed=2)
+        after = llm.stats()
+        n_graph = after.num_graph_steps - before.num_graph_steps
+        assert n_graph >= 11  # of the 12 of the sequence that began last
+        # all others have prompts, each of which may come alone or in two pieces
+        assert after.num_steps - before.num_steps - n_graph <= 2 * len(LONGER)
     with real(deterministic="batch_invariant", enforce_eager=True) as llm:
         eager = generated(llm, temperature=0.7, seed=2)
+        assert llm.stats().num_steps >= 12 and llm.stats().num_graph_steps == 0
     assert captured == again == eager
 
 
 @on_device
 def test_cuda_graphs_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps whose sequences have 2, 4 or 8 rows: captured and eager are equal."""
+    """Steps whose sequences have 2, 3, 5 or 8 rows: captured and eager are equal."""
     usual = opening.engine_options
-    prompts = [[[(5 * i + j) % 300 for j in range(n)] for i in range(3)] for n in (2, 4, 8)]
+    prompts = [[[(5 * i + j) % 300 for j in range(n)] for i in range(3)] for n in (2, 3, 5, 8)]
     made = []
     for rows in (1, 8):
         monkeypatch.setattr(
             opening, "engine_options", lambda *a, rows=rows: usual(*a) | {"graph_rows": rows}
         )
-        got = []
-        with real(cuda_graph_batch_sizes=[4], deterministic="batch_invariant") as llm:
+        got, graph_steps = [], []
+        options = {"cuda_graph_batch_sizes": [4], "max_num_batched_tokens": 128}
+        with real(**options, deterministic="batch_invariant") as llm:
             memory = {what: n for what, _, n in llm._memory}["captured graphs (estimate)"]
             for group in prompts:
                 llm.pause_generation("keep")  # all prompts begin in one step
                 params = SamplingParams(temperature=0.7, seed=2, max_tokens=3, ignore_eos=True)
                 handles = [llm.submit([row], params) for row in group]
+                before = llm.stats().num_graph_steps
                 llm.resume_generation()
                 got.append([tuple(h.result().outputs[0].token_ids) for h in handles])
-        made.append((got, memory))
-    assert made[0][0] == made[1][0] and made[1][1] == 2 * made[0][1]
+                graph_steps.append(llm.stats().num_graph_steps - before)
+        made.append((got, memory, graph_steps))
+    assert made[0][0] == made[1][0]
+    assert 3 * made[1][1] == (3 + 7) * made[0][1]  # one more form for each of 2 to 8 rows
+    assert [graph_steps for _, _, graph_steps in made] == [[2] * 4, [3] * 4]
 
 
 @on_device

@@ -109,9 +109,61 @@ def test_wrong_probe_layer_is_an_error(tmp_path: Path) -> None:
     assert "ConfigError" in done.stderr and "MM_PROBE=hidden,9" in done.stderr
 
 
+def refusal(tmp_path: Path, **variables: str) -> str:
+    """Of an engine that does not open."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "ref", str(CASE), str(tmp_path / "x.npz"), "float32"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    return done.stderr.splitlines()[-1]
+
+
+def test_unknown_probe_is_an_error_that_names_all_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "dump"
+    run(tmp_path, "ref", MM_DUMP=str(folder))
+    names = {f.stem.split("_", 2)[2] for f in folder.iterdir()}
+    for value in ("nosuch", "attn", "hidden2,1", ",1", "embed embed"):
+        text = refusal(tmp_path, MM_PROBE=value)
+        assert f"ConfigError: MM_PROBE={value}: no intermediate has that name" in text
+        assert names == set(text.split("there are ")[1].split(", "))
+
+
+def test_probe_that_matches_nothing_says_so(tmp_path: Path) -> None:
+    lines, _ = run(tmp_path, "ref", MM_PROBE="embed,1")
+    (said,) = [line for line in lines if "matched nothing" in line]
+    assert said.startswith("MM_PROBE=embed,1 ")
+    lines, _ = run(tmp_path, "ref", MM_PROBE="embed")
+    assert not [line for line in lines if "matched nothing" in line]
+
+
+def test_dump_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """When the engine opens, not at its first request."""
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder, says in (
+        ("/dev/null", "is no folder"),
+        (str(file), "is no folder"),
+        (str(tmp_path / "not" / "there"), "cannot make the folder: No such file or directory"),
+        ("/proc", "no file can be made in it"),  # for nobody, root included
+        ("/" + "d" * 300, "cannot make the folder: File name too long"),
+    ):
+        text = refusal(tmp_path, MM_DUMP=folder)
+        assert f"ConfigError: MM_DUMP={folder}" in text and says in text, text
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["file"]
+    run(tmp_path, "ref", MM_DUMP=str(tmp_path / "good"))
+    assert all(f.suffix == ".npy" for f in (tmp_path / "good").iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
+        ("MM_BACKEND", "ref cpu", "one of ref cpu cuda; correct or unset it"),
+        ("MM_LOG", "debug info", "one of debug info warning error; correct or unset it"),
+        ("MM_TIER", "scalar avx2", "one of scalar avx2 avx512 generic; correct or unset it"),
         ("MM_TIER", "genric", "one of scalar avx2 avx512 generic; correct or unset it"),
         ("MM_SYNC", "yes", "a number from 0 to 1"),
         ("MM_CHECK", "2", "a number from 0 to 1"),

@@ -73,9 +73,19 @@ def test_cuda_library_of_something_else_is_refused(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(other), str(source)], check=True)
     text = run_python(OPEN_CUDA.format(path=_testing.__file__, name="cuda"), MM_CUDA_SO=str(other))
     assert text.startswith("unsupported:") and "does not export mm_cuda_backend" in text
-    source.write_text("junk")
-    text = run_python(OPEN_CUDA.format(path=_testing.__file__, name="cuda"), MM_CUDA_SO=str(source))
-    assert text.startswith("unsupported:") and str(source) in text
+    assert f"MM_CUDA_SO={other} " in text and "unset it" in text
+    for junk in ("junk", "junk" * 100):
+        source.write_text(junk)
+        text = run_python(
+            OPEN_CUDA.format(path=_testing.__file__, name="cuda"), MM_CUDA_SO=str(source)
+        )
+        assert f"MM_CUDA_SO={source} is no shared library" in text
+
+
+def test_cuda_library_whose_path_is_too_long_is_not_forgotten() -> None:
+    long = "/" + "a" * 1023
+    text = run_python(OPEN_CUDA.format(path=_testing.__file__, name="cuda"), MM_CUDA_SO=long)
+    assert "MM_CUDA_SO is longer than 1023 characters" in text
 
 
 def test_missing_cuda_library_says_how_to_build_it(tmp_path: Path) -> None:
@@ -90,11 +100,11 @@ def test_missing_cuda_library_says_how_to_build_it(tmp_path: Path) -> None:
     )
 
 
-def test_auto_follows_the_variable() -> None:
-    assert (
-        run_python(OPEN_CUDA.format(path=_testing.__file__, name="auto"), MM_BACKEND="ref").strip()
-        == "ref"
-    )
+def test_auto_follows_the_variable(tmp_path: Path) -> None:
+    code = OPEN_CUDA.format(path=_testing.__file__, name="auto")
+    assert run_python(code, MM_BACKEND="ref").strip() == "ref"
+    text = run_python(code, MM_BACKEND="cuda", MM_CUDA_SO=str(tmp_path / "no.so"))
+    assert text.startswith('unsupported: MM_BACKEND=cuda: backend "cuda": MM_CUDA_SO=')
 
 
 @pytest.mark.skipif(
@@ -102,10 +112,13 @@ def test_auto_follows_the_variable() -> None:
     reason="no cpu backend in this build",
 )
 def test_auto_falls_back_to_cpu(tmp_path: Path) -> None:
-    text = run_python(
-        OPEN_CUDA.format(path=_testing.__file__, name="auto"), MM_CUDA_SO=str(tmp_path / "no.so")
-    )
-    assert text.strip() == "cpu"
+    """Where no library was built; not where one was named that cannot be used."""
+    copy = tmp_path / "_testing.so"
+    copy.write_bytes(Path(_testing.__file__).read_bytes())
+    code = OPEN_CUDA.format(path=str(copy), name="auto")
+    assert run_python(code, MM_CUDA_SO=None, MM_BACKEND=None).strip() == "cpu"
+    missing = str(tmp_path / "no.so")
+    assert f"MM_CUDA_SO={missing} cannot be read" in run_python(code, MM_CUDA_SO=missing)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

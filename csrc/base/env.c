@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 #include <strings.h>
 
 #include "csrc/base/env.h"
@@ -31,13 +32,10 @@ static const env_entry table[] = {
      "least level that is logged (default warning)"},
     {"MM_BACKEND", ENV_CHOICE, 0, 0, " ref cpu cuda ", FIELD(backend),
      "what backend=\"auto\" means"},
-    {"MM_DEVICES", ENV_TEXT, 0, 0, NULL, FIELD(devices),
-     "GPUs to use: ordinals or UUIDs, separated by commas"},
     {"MM_THREADS", ENV_INT, 0, 4096, NULL, FIELD(threads),
      "CPU threads (default 0: one per physical core)"},
     {"MM_TIER", ENV_CHOICE, 0, 0, " scalar avx2 avx512 generic ", FIELD(tier),
      "most advanced instruction tier to use: scalar, avx2, avx512 (CPU), generic (CUDA)"},
-    {"MM_NCCL_SO", ENV_TEXT, 0, 0, NULL, FIELD(nccl_so), "path of the NCCL library"},
     {"MM_CUDA_SO", ENV_TEXT, 0, 0, NULL, FIELD(cuda_so),
      "path of libmm_cuda.so instead of the one in the package"},
     {"MM_GRAPH", ENV_INT, 0, 1, NULL, FIELD(graph),
@@ -60,36 +58,32 @@ static const char *const build_names[] = {"MM_DEV", "MM_CUDA", "MM_SANITIZE"};
 
 static mm_env env;
 static char value_text[MM_ARRAY_LEN(table)][1024]; /* "" when unset */
-static char warning[4][256];
-static int n_warning;
-static char bad_value[256]; /* the first value that cannot be read */
-static const char *bad_name;
+typedef struct env_problem {
+    char name[64]; /* longer names are cut */
+    int32_t is_value;
+    char text[256];
+} env_problem;
+static env_problem problem[64]; /* values before names; more than that are not told */
+static int n_problem;
 static atomic_bool warnings_pending;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-__attribute__((format(printf, 1, 2))) static void warn(const char *fmt, ...)
+/* name: n bytes. */
+__attribute__((format(printf, 4, 5))) static void note(const char *name, size_t n, bool is_value,
+                                                       const char *fmt, ...)
 {
-    if (n_warning == (int)MM_ARRAY_LEN(warning))
+    if (n_problem == (int)MM_ARRAY_LEN(problem))
         return;
+    env_problem *const p = &problem[n_problem++];
     va_list ap;
+    snprintf(p->name, sizeof p->name, "%.*s", (int)n, name);
+    p->is_value = is_value;
     va_start(ap, fmt);
-    vsnprintf(warning[n_warning++], sizeof warning[0], fmt, ap);
+    vsnprintf(p->text, sizeof p->text, fmt, ap);
     va_end(ap);
 }
 
-__attribute__((format(printf, 2, 3))) static void refuse(const char *name, const char *fmt, ...)
-{
-    char text[sizeof bad_value];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    warn("%s", text);
-    if (bad_name != NULL)
-        return;
-    bad_name = name;
-    memcpy(bad_value, text, sizeof text);
-}
+#define REFUSE(e, ...) note((e)->name, strlen((e)->name), true, __VA_ARGS__)
 
 static const char *find(const char *name)
 {
@@ -100,6 +94,8 @@ static const char *find(const char *name)
 static bool is_choice(const char *choices, const char *v)
 {
     const size_t n = strlen(v);
+    if (strchr(v, ' ') != NULL) /* several words are none of them */
+        return false;
     for (const char *p = choices + 1; *p != '\0'; p = strchr(p, ' ') + 1) {
         if (strncasecmp(p, v, n) == 0 && p[n] == ' ')
             return true;
@@ -115,7 +111,8 @@ static void load_entry(int i)
     if (v == NULL)
         return;
     if (strlen(v) >= sizeof value_text[i]) {
-        refuse(e->name, "%s is longer than %zu characters", e->name, sizeof value_text[i] - 1);
+        REFUSE(e, "%s is longer than %zu characters; correct or unset it", e->name,
+               sizeof value_text[i] - 1);
         return;
     }
     if (e->kind == ENV_INT) {
@@ -123,13 +120,13 @@ static void load_entry(int i)
         errno = 0;
         const long n = strtol(v, &end, 10);
         if (errno != 0 || *end != '\0' || n < e->low || n > e->high) {
-            refuse(e->name, "%s=%.64s: it must be a number from %d to %d; correct or unset it",
-                   e->name, v, e->low, e->high);
+            REFUSE(e, "%s=%.64s: it must be a number from %d to %d; correct or unset it", e->name,
+                   v, e->low, e->high);
             return;
         }
         *(int *)(void *)field = (int)n;
     } else if (e->kind == ENV_CHOICE && !is_choice(e->choices, v)) {
-        refuse(e->name, "%s=%.64s: it must be one of %.*s; correct or unset it", e->name, v,
+        REFUSE(e, "%s=%.64s: it must be one of %.*s; correct or unset it", e->name, v,
                (int)strlen(e->choices) - 2, e->choices + 1);
         return;
     }
@@ -152,9 +149,10 @@ static void find_unknown(void)
         for (size_t i = 0; i < MM_ARRAY_LEN(build_names) && !known; i++)
             known = strlen(build_names[i]) == n && strncmp(build_names[i], *p, n) == 0;
         if (!known)
-            warn("environment variable %.*s is not known (a typo?); see `python -m minimax_m31 "
-                 "info`",
-                 (int)n, *p);
+            note(*p, n, false,
+                 "environment variable %.*s is not known (a typo?); see `python -m minimax_m31 "
+                 "doctor`",
+                 (int)mm_min_i64((int64_t)n, 128), *p);
     }
 }
 
@@ -164,7 +162,7 @@ static void load(void)
     for (int i = 0; i < N_ENTRY; i++)
         load_entry(i);
     find_unknown();
-    atomic_store(&warnings_pending, n_warning > 0);
+    atomic_store(&warnings_pending, n_problem > 0);
 }
 
 const mm_env *mm_env_get(void)
@@ -174,8 +172,8 @@ const mm_env *mm_env_get(void)
      * first caller. */
     if (atomic_load_explicit(&warnings_pending, memory_order_relaxed) &&
         atomic_exchange(&warnings_pending, false)) {
-        for (int i = 0; i < n_warning; i++)
-            mm_log(MM_LOG_WARNING, "%s", warning[i]);
+        for (int i = 0; i < n_problem; i++)
+            mm_log(MM_LOG_WARNING, "%s", problem[i].text);
     }
     return &env;
 }
@@ -183,8 +181,29 @@ const mm_env *mm_env_get(void)
 const char *mm_env_bad_value(const char **name)
 {
     (void)mm_env_get();
-    *name = bad_name;
-    return bad_name != NULL ? bad_value : NULL;
+    *name = n_problem > 0 && problem[0].is_value ? problem[0].name : NULL;
+    return *name != NULL ? problem[0].text : NULL;
+}
+
+const char *mm_env_problem_of(const char *name)
+{
+    (void)mm_env_get();
+    for (int i = 0; i < n_problem; i++) {
+        if (strcmp(problem[i].name, name) == 0)
+            return problem[i].text;
+    }
+    return NULL;
+}
+
+int32_t mm_env_problem(int32_t i, const char **name, const char **text, int32_t *is_value)
+{
+    (void)mm_env_get();
+    if (i < 0 || i >= n_problem)
+        return 0;
+    *name = problem[i].name;
+    *text = problem[i].text;
+    *is_value = problem[i].is_value;
+    return 1;
 }
 
 int32_t mm_env_entry(int32_t i, const char **name, const char **value, const char **help)

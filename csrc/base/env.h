@@ -9,11 +9,9 @@
 typedef struct mm_env {
     const char *log;     /* MM_LOG: level name */
     const char *backend; /* MM_BACKEND: what "auto" means */
-    const char *devices; /* MM_DEVICES: ordinals or UUIDs */
     int threads;         /* MM_THREADS: CPU threads, 0 = physical cores */
     const char *tier; /* MM_TIER: "scalar", "avx2", "avx512" (cpu), "generic" (cuda): at most this
                          instruction tier */
-    const char *nccl_so; /* MM_NCCL_SO */
     const char *cuda_so; /* MM_CUDA_SO: the CUDA library instead of the one beside the extension */
     int graph;           /* MM_GRAPH=0: no captured graphs */
     int sync;            /* MM_SYNC=1: synchronise after each op, so that an error names its op */
@@ -26,4 +24,6 @@ typedef struct mm_env {
 const mm_env *mm_env_get(void);
 /* What is wrong with the first variable whose value cannot be read; NULL when all can. */
 const char *mm_env_bad_value(const char **name);
+/* What is wrong with this variable; NULL when nothing is. */
+const char *mm_env_problem_of(const char *name);
 #endif

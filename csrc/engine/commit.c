@@ -299,6 +299,7 @@ void mm_scheduler_commit(mm_scheduler *s, const mm_step_result *res)
     s->i_oldest = (s->i_oldest + 1) % MM_MAX_IN_FLIGHT;
     s->n_in_flight--;
     s->stats.n_step++;
+    s->stats.n_graph_step += res->is_graph;
     s->stats.n_block_read += res->n_block_read;
     s->stats.n_block_held += res->n_block_held;
     s->stats.t_step_last = res->t_end - res->t_begin;

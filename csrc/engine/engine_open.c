@@ -1,6 +1,7 @@
 /* engine_open.c: mm_engine_open and mm_engine_close. Order of opening: checks and copies, ranks
  * (the model and all device memory), scheduler, coordinator thread. The struct itself outlives
  * close while waiters refer to it. */
+#include <stdio.h>
 #include <unistd.h>
 
 #include "csrc/base/env.h"
@@ -8,6 +9,7 @@
 #include "csrc/engine/batch_build.h"
 #include "csrc/engine/engine.h"
 #include "csrc/engine/graph.h"
+#include "csrc/model/shape.h"
 #include "kernels/plan_backend.h"
 
 void mm_engine_options_init(mm_engine_options *o)
@@ -44,6 +46,8 @@ mm_status mm_engine_check_process(const mm_engine *e)
 
 /* ---------------------------------------------------------------- checks */
 
+enum { MOST_WORLD = 64 };
+
 #define BAD(param, ...) return MM_FAIL_PARAM(MM_E_CONFIG, param, -1, __VA_ARGS__)
 
 /* A list that asks for graphs, none of which could ever be used, or for more than can be kept. */
@@ -53,21 +57,46 @@ static mm_status check_graph_sizes(const mm_engine_options *o)
     for (int32_t i = 0; i < o->n_graph_size; i++) {
         if (o->graph_size[i] < 1)
             BAD("cuda_graph_batch_sizes",
-                "a batch size of %d cannot be captured: it must be 1 or more", o->graph_size[i]);
+                "cuda_graph_batch_sizes: a batch size of %d cannot be captured, it must be 1 or "
+                "more",
+                o->graph_size[i]);
         n_small += o->graph_size[i] <= o->max_num_seqs;
     }
     if (o->n_graph_size > 0 && n_small == 0)
         BAD("cuda_graph_batch_sizes",
-            "all of the batch sizes to capture are above max_num_seqs=%d: add smaller ones, leave "
-            "them to \"auto\", or set enforce_eager=True to capture nothing",
+            "cuda_graph_batch_sizes: all of them are above max_num_seqs=%d: add smaller ones, "
+            "leave them to \"auto\", or set enforce_eager=True to capture nothing",
             o->max_num_seqs);
     const int32_t n =
         mm_graph_sizes(kept, o->graph_size, o->n_graph_size, o->max_num_seqs, o->max_num_seqs);
     for (int32_t i = 0; i < o->n_graph_size && n == MM_MAX_GRAPH_SIZES; i++)
         if (o->graph_size[i] <= o->max_num_seqs && o->graph_size[i] > kept[n - 1])
-            BAD("cuda_graph_batch_sizes", "at most %d batch sizes can be captured",
-                MM_MAX_GRAPH_SIZES);
+            BAD("cuda_graph_batch_sizes",
+                "cuda_graph_batch_sizes: %d of its entries lie within max_num_seqs=%d, at most %d "
+                "sizes can be captured: leave some out, or use \"auto\"",
+                n_small, o->max_num_seqs, MM_MAX_GRAPH_SIZES);
     return MM_OK;
+}
+
+/* How the model is cut, if it is: a refusal names the worlds that work. */
+static mm_status check_world(const mm_engine_options *o)
+{
+    const bool is_shard = o->shard_world > 1;
+    const int32_t world = is_shard ? o->shard_world : o->n_rank;
+    const mm_status st = mm_shard_check(o->config, is_shard ? o->shard_rank : 0, world);
+    if (st == MM_OK)
+        return MM_OK;
+    mm_error why;
+    char works[160] = "1"; /* "1, 2, 4" */
+    mm_error_take(&why, st);
+    for (int32_t n = 2, used = 1; n <= MOST_WORLD && used < (int32_t)sizeof works - 8; n++)
+        if (mm_shard_check(o->config, 0, n) == MM_OK)
+            used += snprintf(works + used, sizeof works - (size_t)used, ", %d", n);
+    mm_error_clear();
+    const char *name = is_shard ? "shard" : "tensor_parallel_size";
+    if (is_shard)
+        BAD(name, "shard=(%d, %d): a world of %s works: %s", o->shard_rank, world, works, why.text);
+    BAD(name, "tensor_parallel_size=%d: %s ranks work: %s", world, works, why.text);
 }
 
 static mm_status check_options(const mm_engine_options *o)
@@ -88,13 +117,15 @@ static mm_status check_options(const mm_engine_options *o)
         BAD("load_format", "load_format %d does not exist", (int)o->load);
     if (o->load == MM_LOAD_FILES && o->weights == NULL)
         BAD("load_format", "loading from files needs a table of tensors");
-    if (o->n_rank < 1 || o->n_rank > 64)
-        BAD("tensor_parallel_size", "tensor_parallel_size is %d; it must be 1 to 64", o->n_rank);
+    if (o->n_rank < 1 || o->n_rank > MOST_WORLD)
+        BAD("tensor_parallel_size", "tensor_parallel_size is %d; it must be 1 to %d", o->n_rank,
+            MOST_WORLD);
     if (o->shard_world < 1 || o->shard_rank < 0 || o->shard_rank >= o->shard_world)
         BAD("shard", "shard %d of %d does not exist", o->shard_rank, o->shard_world);
     if (o->shard_world > 1 && o->n_rank > 1)
         BAD("shard", "shard runs one rank alone; tensor_parallel_size is %d: leave one of them out",
             o->n_rank);
+    MM_TRY(check_world(o));
     if (o->max_model_len < 1 || o->max_model_len > o->config->max_position)
         BAD("max_model_len", "max_model_len is %d; this model takes 1 to %d", o->max_model_len,
             o->config->max_position);
@@ -117,10 +148,11 @@ static mm_status check_options(const mm_engine_options *o)
     if (o->dummy_context != 0 && o->load != MM_LOAD_DUMMY)
         BAD("dummy_context", "dummy_context leaves prompts uncomputed: only with dummy weights");
     MM_TRY(check_graph_sizes(o));
-    if (o->graph_rows != 1 && o->graph_rows != 2 && o->graph_rows != 4 && o->graph_rows != 8)
+    if (o->graph_rows < 1 || o->graph_rows > MM_MAX_DECODE_ROWS)
         BAD("graph_rows",
-            "graph_rows is %d; graphs can be captured for up to 1, 2, 4 or 8 rows of a sequence",
-            o->graph_rows);
+            "graph_rows is %d; graphs can be captured for 1 to %d rows of each sequence: give 1 "
+            "for plain decoding alone, more for steps that verify drafts",
+            o->graph_rows, MM_MAX_DECODE_ROWS);
     if (o->run_ahead < -1 || o->run_ahead > 1)
         BAD("run_ahead", "run_ahead is %d; it must be 0, 1 or -1", o->run_ahead);
     if (o->n_thread < 0)

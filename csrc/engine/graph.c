@@ -1,21 +1,30 @@
 /* graph.c: see graph.h. */
 #include "csrc/engine/graph.h"
 
-/* Rows per sequence that can be captured: plain decoding has one; drafts to verify make more. */
-static const int32_t row_counts[] = {1, 2, 4, 8};
-
 /* Plain decoding is captured without outputs, with greedy ones, and with any draws; of several rows
  * of a sequence the outputs differ from use to use, and follow the graph. */
 static const mm_step_graph forms[] = {{.draws = false},
                                       {.draws = true, .draw = MM_DRAW_GREEDY},
                                       {.draws = true, .draw = MM_DRAW_ANY}};
 
-static int32_t count_graphs(int32_t n_size, int32_t most_rows)
+static int32_t n_form(int32_t n_row)
 {
-    int32_t n = (int32_t)MM_ARRAY_LEN(forms);
-    for (size_t i = 1; i < MM_ARRAY_LEN(row_counts) && row_counts[i] <= most_rows; i++)
-        n++;
-    return n_size * n;
+    return n_row == 1 ? (int32_t)MM_ARRAY_LEN(forms) : 1;
+}
+
+/* Of n_seq sequences with n_row rows each a step can consist. */
+static bool is_possible(int32_t n_seq, int32_t n_row, int32_t max_rows)
+{
+    return (int64_t)n_seq * n_row <= max_rows;
+}
+
+static int32_t count_graphs(const mm_graph_range *r)
+{
+    int32_t n = 0;
+    for (int32_t n_row = 1; n_row <= r->most_rows; n_row++)
+        for (int32_t i = 0; i < r->n_size; i++)
+            n += is_possible(r->size[i], n_row, r->max_rows) ? n_form(n_row) : 0;
+    return n;
 }
 
 int32_t mm_graph_sizes(int32_t *out, const int32_t *wanted, int32_t n_wanted, int32_t max_seqs,
@@ -39,11 +48,11 @@ int32_t mm_graph_sizes(int32_t *out, const int32_t *wanted, int32_t n_wanted, in
     return n;
 }
 
-int64_t mm_graphs_bytes(int32_t n_size, int32_t most_rows, int32_t n_layer)
+int64_t mm_graphs_bytes(const mm_graph_range *range, int32_t n_layer)
 {
     /* a node and its parameters: about 8 KB of device memory, a dozen nodes a layer */
     const int64_t one = ((int64_t)1 << 20) + (int64_t)n_layer * 12 * 8192;
-    return count_graphs(n_size, most_rows) * one;
+    return count_graphs(range) * one;
 }
 
 const mm_step_graph *mm_graphs_find(const mm_graphs *g, const mm_batch *b)
@@ -183,8 +192,8 @@ static mm_status set_padding(mm_step_context *k)
 static mm_status open_size(mm_graphs *g, mm_step_context *k, int32_t n_seq, int32_t n_row)
 {
     mm_backend *be = k->backend;
-    const int32_t n_form = n_row == 1 ? (int32_t)MM_ARRAY_LEN(forms) : 1;
-    mm_step_graph item = forms[n_form - 1];
+    const int32_t n = n_form(n_row);
+    mm_step_graph item = forms[n - 1];
     item.n_seq = n_seq;
     item.n_row = n_row;
     mm_ring ring = k->buf->ring;
@@ -193,7 +202,7 @@ static mm_status open_size(mm_graphs *g, mm_step_context *k, int32_t n_seq, int3
         ring.batch[i] = k->model->stage;
     MM_TRY(run(k, &item, &ring));
     MM_TRY(be->sync(be, k->model->ctx.stream));
-    for (int32_t i = 0; i < n_form; i++) {
+    for (int32_t i = 0; i < n; i++) {
         item.draws = forms[i].draws;
         item.draw = forms[i].draw;
         MM_ASSERT(g->n < g->cap);
@@ -204,20 +213,19 @@ static mm_status open_size(mm_graphs *g, mm_step_context *k, int32_t n_seq, int3
     return MM_OK;
 }
 
-mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, int32_t n_size,
-                         int32_t most_rows)
+mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const mm_graph_range *range)
 {
-    *g = (mm_graphs){.cap = count_graphs(n_size, most_rows)};
+    *g = (mm_graphs){.cap = count_graphs(range)};
     g->item = calloc((size_t)(g->cap > 0 ? g->cap : 1), sizeof *g->item);
     if (g->item == NULL)
         return MM_FAIL(MM_E_NOMEM, "no host memory for %d graphs", g->cap);
     k->model->buf.n_read = (int64_t *)(void *)k->buf->result;
     MM_TRY(set_padding(k));
     MM_TRY(put_plain(k));
-    for (size_t r = 0; r < MM_ARRAY_LEN(row_counts) && row_counts[r] <= most_rows; r++)
-        for (int32_t i = 0; i < n_size; i++)
-            if ((int64_t)size[i] * row_counts[r] <= k->model->shape.max_rows)
-                MM_TRY(open_size(g, k, size[i], row_counts[r]));
+    for (int32_t n_row = 1; n_row <= range->most_rows; n_row++)
+        for (int32_t i = 0; i < range->n_size; i++)
+            if (is_possible(range->size[i], n_row, range->max_rows))
+                MM_TRY(open_size(g, k, range->size[i], n_row));
     /* the first step of all takes place 0 again */
     MM_TRY(k->backend->zero(k->backend, k->model->ctx.stream, k->buf->ring.turn,
                             sizeof *k->buf->ring.turn));

@@ -21,18 +21,24 @@ typedef struct mm_graphs {
     int32_t n, cap;
 } mm_graphs;
 
+/* What is captured: steps of each of these batch sizes, with 1 to most_rows rows a sequence (plain
+ * decoding has one; drafts to verify make more), as far as a step can have that many rows. */
+typedef struct mm_graph_range {
+    const int32_t *size; /* [n_size] ascending */
+    int32_t n_size, most_rows, max_rows;
+} mm_graph_range;
+
 /* Batch sizes to capture for: those wanted (0: a standard row) that fit max_seqs and max_rows,
  * ascending; writes at most MM_MAX_GRAPH_SIZES and returns how many. */
 int32_t mm_graph_sizes(int32_t *out, const int32_t *wanted, int32_t n_wanted, int32_t max_seqs,
                        int32_t max_rows);
-/* Device memory that the driver may take for them; steps of up to most_rows rows a sequence. */
-int64_t mm_graphs_bytes(int32_t n_size, int32_t most_rows, int32_t n_layer);
+/* Device memory that the driver may take for them. */
+int64_t mm_graphs_bytes(const mm_graph_range *range, int32_t n_layer);
 /* Bytes of mm_rank_buffers.plain: a batch of max_seqs plain decodes. */
 int64_t mm_plain_bytes(int32_t max_seqs);
 /* Runs each size once (kernels are loaded on first use, which no capture may do), then captures it.
  */
-mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const int32_t *size, int32_t n_size,
-                         int32_t most_rows);
+mm_status mm_graphs_open(mm_graphs *g, mm_step_context *k, const mm_graph_range *range);
 void mm_graphs_close(mm_graphs *g, mm_backend *b);
 /* The smallest graph that takes this step; NULL: none (g may be NULL). */
 const mm_step_graph *mm_graphs_find(const mm_graphs *g, const mm_batch *batch);

@@ -28,9 +28,26 @@ static double gb(int64_t n_bytes)
     return (double)n_bytes * 1e-9;
 }
 
+/* The most rows of a step that leave `pages` bytes of `room`; 0 when not even MM_PAGE do. */
+static int32_t rows_within(const mm_engine_options *o, const mm_memory_need *need, int64_t fixed,
+                           int64_t pages, int64_t room)
+{
+    const int64_t rest =
+        fixed + pages - need->step_bytes(need->rank, need->model, o->max_batched_tokens);
+    int32_t low = 0, high = o->max_batched_tokens / MM_PAGE; /* in steps of MM_PAGE */
+    while (high - low > 1) {
+        const int32_t mid = low + (high - low) / 2;
+        if (rest + need->step_bytes(need->rank, need->model, mid * MM_PAGE) <= room)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low * MM_PAGE;
+}
+
 /* The setting that would fit, cheapest change first. */
 static const char *advise(text *t, const mm_engine_options *o, const mm_backend_props *p,
-                          const mm_memory_need *need, int64_t fixed)
+                          const mm_memory_need *need, int64_t fixed, int64_t pages, int64_t allowed)
 {
     const int64_t least = fixed + LEAST_PAGES * need->page_bytes;
     if (o->kv_bytes > 0 && least <= p->memory_free) {
@@ -43,14 +60,19 @@ static const char *advise(text *t, const mm_engine_options *o, const mm_backend_
         say(t, "gpu_memory_utilization=%.2f fits", fmin(share, 1.0));
         return "gpu_memory_utilization";
     }
-    const int64_t rest = least - o->max_batched_tokens * need->row_bytes;
-    const int64_t rows = need->row_bytes > 0 && rest < p->memory_free
-                             ? (p->memory_free - rest) / need->row_bytes / MM_PAGE * MM_PAGE
-                             : 0;
-    if (rows >= MM_PAGE) {
-        say(t, "max_num_batched_tokens=%lld fits", (long long)rows);
+    int32_t rows = rows_within(o, need, fixed, pages, allowed);
+    if (rows > 0) {
+        say(t, "max_num_batched_tokens=%d fits", rows);
         return "max_num_batched_tokens";
     }
+    rows = rows_within(o, need, fixed, least - fixed, p->memory_free);
+    if (rows > 0 && o->kv_bytes > 0)
+        say(t, "max_num_batched_tokens=%d with kv_cache_memory_bytes=%lld fits", rows,
+            (long long)(least - fixed));
+    else if (rows > 0)
+        say(t, "max_num_batched_tokens=%d with gpu_memory_utilization=1.0 fits", rows);
+    if (rows > 0)
+        return "max_num_batched_tokens";
     say(t, "no setting of the pages or of the step is small enough: free memory of the device, "
            "use one with more, or run from host memory (backend=\"cpu\")");
     return "gpu_memory_utilization";
@@ -73,7 +95,7 @@ static mm_status refuse(const mm_engine_options *o, const mm_backend_props *p,
             say(&t, " %s %.3f,", need->line[i].what, gb(need->line[i].n_bytes));
     say(&t, " driver %.3f, KV pages %.3f GB%s; ", gb(MM_DEVICE_RESERVE), gb(pages),
         o->kv_bytes > 0 ? "" : " at the least");
-    const char *param = advise(&t, o, p, need, fixed);
+    const char *param = advise(&t, o, p, need, fixed, pages, allowed);
     return MM_FAIL_PARAM(MM_E_NOMEM, param, -1, "%s", t.at);
 }
 

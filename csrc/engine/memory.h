@@ -12,7 +12,10 @@ typedef struct mm_memory_need {
     int32_t n_line;
     int64_t page_bytes;
     int64_t most_pages; /* more serve nobody */
-    int64_t row_bytes;  /* what one row of max_num_batched_tokens costs, for advice */
+    int64_t row_bytes;  /* activations of one row of max_num_batched_tokens, for a forecast */
+    /* Device bytes of all that grows with the rows of a step, for advice. */
+    int64_t (*step_bytes)(const void *rank, const void *model, int32_t rows);
+    const void *rank, *model; /* its arguments */
 } mm_memory_need;
 
 /* Pages, page 0 included. MM_E_NOMEM with the table and the setting that would fit. */

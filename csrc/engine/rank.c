@@ -8,10 +8,12 @@
 #include <stdio.h>
 
 #include "csrc/base/env.h"
+#include "csrc/engine/batch_build.h"
 #include "csrc/engine/graph.h"
 #include "csrc/engine/memory.h"
 #include "csrc/engine/queue.h"
 #include "csrc/engine/rank.h"
+#include "csrc/engine/warm.h"
 #include "csrc/model/classes.h"
 
 typedef struct mm_rank {
@@ -134,14 +136,35 @@ static int32_t run_ahead(const mm_rank *k)
     return asked >= 0 ? asked : k->backend->props.is_host ? 0 : 1;
 }
 
-/* Diagnostics look at every op from the host, which a graph does not allow. */
-static bool has_graphs(const mm_rank *k)
+/* Diagnostics look at every op from the host. */
+static bool is_diagnosed(void)
 {
     const mm_env *env = mm_env_get();
-    const bool looks = env->check || env->profile == 1 ||
-                       (env->probe != NULL && env->probe[0] != 0) ||
-                       (env->dump != NULL && env->dump[0] != 0);
-    return k->backend->props.has_graph && env->graph && !looks && !k->all->engine.enforce_eager;
+    return env->check || env->profile == 1 || (env->probe != NULL && env->probe[0] != 0) ||
+           (env->dump != NULL && env->dump[0] != 0);
+}
+
+/* What a graph holds cannot be looked at. */
+static bool has_graphs(const mm_rank *k)
+{
+    return k->backend->props.has_graph && mm_env_get()->graph && !is_diagnosed() &&
+           !k->all->engine.enforce_eager;
+}
+
+/* Who diagnoses wants to see the steps of requests alone, MM_SYNC=1 whose op it was that failed. */
+static bool warms_up(const mm_rank *k)
+{
+    return !k->backend->props.is_host && !is_diagnosed() && !mm_env_get()->sync;
+}
+
+/* A sequence has no more rows than positions. */
+static mm_graph_range graph_range(const mm_rank *k)
+{
+    const mm_engine_options *o = &k->all->engine;
+    return (mm_graph_range){.size = k->graph_size,
+                            .n_size = k->n_graph_size,
+                            .most_rows = (int32_t)mm_min_i64(o->graph_rows, o->max_model_len),
+                            .max_rows = o->max_batched_tokens};
 }
 
 /* The rank's own lines, `n` of them so far. */
@@ -149,19 +172,42 @@ static int32_t own_memory(const mm_rank *k, mm_memory_line *line, int32_t n, int
 {
     const char *kind = k->backend->props.is_host ? "host" : "device";
     const int64_t blobs = k->all->opt.max_blob * (run_ahead(k) + 1);
+    const mm_graph_range graphs = graph_range(k);
     const mm_memory_line own[] = {
         {"sequence slots (sampling state)", kind, k->buf.slot_bytes},
         {"logits", kind, k->buf.logit_bytes},
         {"step buffers", kind, k->buf.step_bytes},
         {"captured graphs (estimate)", kind,
-         mm_graphs_bytes(k->n_graph_size, k->all->engine.graph_rows,
-                         k->all->engine.config->n_layer)},
+         mm_graphs_bytes(&graphs, k->all->engine.config->n_layer)},
         {"batches and results", "host", blobs + k->buf.host_bytes},
     };
     for (size_t i = 0; i < MM_ARRAY_LEN(own) && n < cap; i++)
         if (own[i].n_bytes > 0)
             line[n++] = own[i];
     return n;
+}
+
+enum { ROUNDING = 1 << 16 }; /* what the parts of a layout may take beyond their share */
+
+/* Bytes that steps of `rows` take of what the lines say of steps of max_batched_tokens. */
+static int64_t step_bytes(const void *rank, const void *model, int32_t rows)
+{
+    const mm_rank *k = rank;
+    const mm_model *m = model;
+    mm_op_shape shape = m->shape;
+    mm_ranks_options opt = k->all->opt;
+    mm_rank_buffers buf;
+    const int64_t most = m->shape.max_rows;
+    int64_t n = rows < most ? ROUNDING : 0;
+    for (int32_t i = 0; i < m->n_memory; i++)
+        if (strcmp(m->memory[i].what, "activations") == 0)
+            n += m->memory[i].n_bytes / most * rows + m->memory[i].n_bytes % most * rows / most;
+    shape.max_rows = opt.limits.max_rows = rows;
+    shape.max_logit_rows = opt.max_logit_rows = (int32_t)mm_min_i64(rows, opt.max_logit_rows);
+    opt.max_blob = mm_batch_max_bytes(&opt.limits);
+    mm_rank_buffers_measure(&buf, &shape, &opt, run_ahead(k) + 1, k->backend->props.is_host);
+    n += (int64_t)k->backend->ops->scratch_bytes(&shape, k->backend->props.n_thread);
+    return n + buf.logit_bytes + buf.step_bytes;
 }
 
 /* Lines of all that is not pages, and what decides how many pages there are. */
@@ -186,7 +232,10 @@ static mm_memory_need need_of(mm_rank *k, const mm_model *m, mm_memory_line *lin
                             .page_bytes = mm_model_page_bytes(o->config, o->kv_format,
                                                               o->index_format, k->index, world),
                             .most_pages = (one + 1) * 64,
-                            .row_bytes = rows};
+                            .row_bytes = rows,
+                            .step_bytes = step_bytes,
+                            .rank = k,
+                            .model = m};
 }
 
 /* Called by the model when its sizes are known and nothing is loaded. */
@@ -275,10 +324,13 @@ static mm_status open_rank(mm_rank *k)
         r->runs_here = r->n_rank == 1 && (!be->props.is_host || r->run_ahead == 0);
     }
     MM_TRY(open_ring(k));
+    mm_step_context ctx = step_context(k);
+    ctx.graphs = NULL;
+    if (warms_up(k))
+        MM_TRY(mm_warm_up(&ctx, r->opt.max_blob));
     if (k->n_graph_size > 0) {
-        mm_step_context ctx = step_context(k);
-        ctx.graphs = NULL;
-        MM_TRY(mm_graphs_open(&k->graphs, &ctx, k->graph_size, k->n_graph_size, o->graph_rows));
+        const mm_graph_range range = graph_range(k);
+        MM_TRY(mm_graphs_open(&k->graphs, &ctx, &range));
     }
     return be->sync(be, k->model->ctx.stream);
 }

@@ -188,6 +188,7 @@ mm_status mm_step_start(mm_step_context *k, const mm_batch *batch, int32_t i)
     MM_TRY(mm_profile_step_start(k->model, i, batch));
     double t = s->result.t_begin = mm_now(); /* what a profile costs is not the step's */
     const mm_step_graph *g = mm_graphs_find(k->graphs, batch);
+    s->result.is_graph = g != NULL;
 
     /* A graph with outputs filled up the results of all its sequences. */
     const int64_t n_out = g != NULL && g->draws ? g->n_seq : batch->n_out;

@@ -119,6 +119,7 @@ typedef struct mm_step_result {
     int32_t *entry_id, *entry_rank; /* [n_entry] */
     float *entry_value;
     int64_t n_block_read, n_block_held;
+    bool is_graph;                     /* its rows ran as one captured graph */
     double t_begin, t_launched, t_end; /* the rank begins; all is queued; results are there */
 } mm_step_result;
 #endif

@@ -310,7 +310,7 @@ static mm_status load_weights(mm_model *m, const mm_model_options *opt)
 /* What a backend cannot take is, to the reader of the message, a config that cannot run. */
 static mm_status check_shape(const mm_model *m)
 {
-    const mm_status st = m->backend->ops->check_shape(&m->shape);
+    const mm_status st = m->backend->ops->check_shape(m->backend, &m->shape);
     if (st != MM_E_UNSUPPORTED)
         return st;
     mm_error e;
@@ -343,6 +343,7 @@ static mm_status open_model(mm_model *m, const mm_model_options *opt)
     MM_TRY(measure(m));
     if (opt->plan != NULL)
         MM_TRY(opt->plan(opt->plan_ctx, m, &m->n_page));
+    MM_TRY(mm_probe_open(m)); /* before the long part: it may refuse */
     MM_TRY(open_stream(m));
     MM_TRY(open_cache(m));
     if (o->dummy_context)
@@ -351,7 +352,6 @@ static mm_status open_model(mm_model *m, const mm_model_options *opt)
     MM_TRY(load_weights(m, opt));
     MM_TRY(open_rope(m));
     MM_TRY(mm_check_open(m));
-    MM_TRY(mm_probe_open(m));
     MM_TRY(mm_profile_open(m));
     mm_weights_seal(m->weights);
     return MM_OK;

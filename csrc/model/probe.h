@@ -1,6 +1,6 @@
 /* probe.h: looking at named intermediates while the model runs. MM_PROBE=name[,layer] logs
- * statistics, MM_DUMP=dir writes .npy files. Off, a probe is one branch. Names: embed, attn_q,
- * attn_iq, attn_o, attn_x, expert_weights, hidden, final, logits. */
+ * statistics, MM_DUMP=dir writes .npy files; both are checked when a model opens. Off, a probe is
+ * one branch. Names: in probe.c. */
 #ifndef MM_MODEL_PROBE_H
 #define MM_MODEL_PROBE_H
 #include "csrc/model/model.h"

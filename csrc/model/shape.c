@@ -37,7 +37,7 @@ mm_status mm_shard_check(const mm_config *c, int32_t rank, int32_t world)
     if (mm_config_has_dense_mlp(c))
         check_even(&p, "dense_intermediate_size", c->d_dense, world, COLUMN_STEP);
     check_even(&p, "vocab_size", c->n_vocab, world, 1);
-    return mm_problems_raise(&p, MM_E_CONFIG, "tensor parallelism: choose another number of ranks");
+    return mm_problems_raise(&p, MM_E_CONFIG, "the model cannot be cut evenly");
 }
 
 static int32_t kv_heads_local(const mm_config *c, int32_t world)

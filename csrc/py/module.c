@@ -48,6 +48,12 @@ static PyObject *core_page_bytes(PyObject *module, PyObject *args, PyObject *kwa
     return result;
 }
 
+/* Paths in the text may hold any bytes. */
+static PyObject *decode(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 static PyObject *core_backends(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
     mm_backend_line line[16];
@@ -55,8 +61,8 @@ static PyObject *core_backends(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
     n = n < 16 ? n : 16;
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list != NULL && i < n; i++) {
-        PyObject *item =
-            Py_BuildValue("sNs", line[i].name, PyBool_FromLong(line[i].usable), line[i].text);
+        PyObject *item = Py_BuildValue("sNN", line[i].name, PyBool_FromLong(line[i].usable),
+                                       decode(line[i].text));
         if (item == NULL || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -70,8 +76,7 @@ static PyObject *core_log_drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
     char text[1024];
     int32_t level = 0;
     while (list != NULL && mm_log_take(&level, text, sizeof text) != 0) {
-        PyObject *line = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-        PyObject *item = line != NULL ? Py_BuildValue("iN", (int)level, line) : NULL;
+        PyObject *item = Py_BuildValue("iN", (int)level, decode(text));
         if (item == NULL || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -84,7 +89,22 @@ static PyObject *core_env_table(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
     PyObject *list = PyList_New(0);
     const char *name, *value, *help;
     for (int32_t i = 0; list != NULL && mm_env_entry(i, &name, &value, &help) != 0; i++) {
-        PyObject *item = Py_BuildValue("sss", name, value != NULL ? value : "", help);
+        PyObject *item = Py_BuildValue("sNs", name, decode(value != NULL ? value : ""), help);
+        if (item == NULL || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *core_env_problems(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    PyObject *list = PyList_New(0);
+    const char *name, *text;
+    int32_t is_value = 0;
+    for (int32_t i = 0; list != NULL && mm_env_problem(i, &name, &text, &is_value) != 0; i++) {
+        PyObject *item =
+            Py_BuildValue("NNN", decode(name), decode(text), PyBool_FromLong(is_value));
         if (item == NULL || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -102,6 +122,8 @@ static PyMethodDef core_functions[] = {
     {"backends", core_backends, METH_NOARGS, "(name, usable, text) of every backend."},
     {"log_drain", core_log_drain, METH_NOARGS, "Queued log lines of the core: (level, text)."},
     {"env_table", core_env_table, METH_NOARGS, "(name, value, help) of every MM_* variable."},
+    {"env_problems", core_env_problems, METH_NOARGS,
+     "(name, what is wrong, whether it is the value: else the name) of MM_* variables."},
     {NULL, NULL, 0, NULL},
 };
 

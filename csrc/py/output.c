@@ -137,6 +137,7 @@ PyObject *mm_py_stats_dict(const mm_engine_stats *s)
         {"n_cached_token", s->n_cached_token},
         {"n_output_token", s->n_output_token},
         {"n_step", s->n_step},
+        {"n_graph_step", s->n_graph_step},
         {"n_page", s->n_page},
         {"n_page_free", s->n_page_free},
         {"n_page_cached", s->n_page_cached},

@@ -53,9 +53,9 @@ static size_t scratch_bytes(const mm_op_shape *s, int32_t n_thread)
     return max_size(n, mm_cpu_sample_scratch(s, n_thread));
 }
 
-static mm_status check_shape(const mm_op_shape *s)
+static mm_status check_shape(const mm_backend *b, const mm_op_shape *s)
 {
-    return mm_ref_ops.check_shape(s);
+    return mm_ref_ops.check_shape(b, s);
 }
 
 const mm_ops mm_cpu_ops = {

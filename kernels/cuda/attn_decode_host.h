@@ -61,7 +61,7 @@ static inline int64_t mm_partial_bytes(const mm_op_shape *s, int64_t n)
 
 static_assert(MM_CUDA_MAX_BLOCKS <= MM_TOPK_MAX &&
                   MM_WORK_MAX * MM_CUDA_MAX_KV_HEADS <= MM_CUDA_COUNTERS,
-              "limits.h");
+              "cuda_limits.h");
 
 static inline mm_status mm_decode_check(const mm_op_context *c, const mm_layer_cache *cache)
 {

@@ -160,7 +160,6 @@ size_t mm_cuda_attn_in_scratch(const mm_op_shape *s)
 
 static mm_status check(const mm_op_context *c, const mm_attn_in_args *a, int32_t n_vec)
 {
-    const mm_op_shape *s = c->shape;
     const mm_cuda *b = mm_cuda_of(c);
     if ((a->k_out == nullptr) != (a->v_out == nullptr))
         return MM_CUDA_FAIL(b, MM_E_INVALID,

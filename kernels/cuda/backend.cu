@@ -6,20 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <mutex>
-
 #include "kernels/cuda/kernels.h"
 
 extern const mm_ops mm_cuda_ops; /* ops.cu */
 
-/* The core's services, kept for the life of the process: shapes are checked without a backend. */
-const mm_host_services *mm_cuda_services;
-
 #define DRIVER_HINT "install the NVIDIA driver 580 or newer, or use backend=\"cpu\""
 
 struct device_backend {
-    mm_cuda cuda;         /* first: an mm_cuda * is a device_backend * */
-    cudaStream_t service; /* zeroes new memory */
+    mm_cuda cuda;              /* first: an mm_cuda * is a device_backend * */
+    cudaStream_t service;      /* zeroes new memory */
+    mm_host_services services; /* of the core that opened it: a process may hold two extensions */
 };
 struct mm_event {
     cudaEvent_t event;
@@ -403,9 +399,9 @@ static mm_status check_device(mm_cuda *b, int32_t device)
     }
     if (device >= 0 && device < n)
         return MM_OK;
-    (void)b->services->error_set(MM_E_CONFIG, "device", -1,
-                                 "device=%d: this process sees %d GPU%s, numbered from 0", device,
-                                 n, n == 1 ? "" : "s");
+    (void)b->services->error_set(MM_E_CONFIG, "device_ids", -1,
+                                 "device_ids=[%d]: this process sees %d GPU%s, numbered from 0",
+                                 device, n, n == 1 ? "" : "s");
     return MM_E_CONFIG;
 }
 
@@ -454,19 +450,6 @@ static mm_status open_device(device_backend *d, int32_t device)
     return MM_OK;
 }
 
-/* Every rank opens with the same services; the caller's struct ends with its call. */
-static const mm_host_services *keep_services(const mm_host_services *services)
-{
-    static std::mutex lock;
-    static mm_host_services kept;
-    const std::lock_guard<std::mutex> hold(lock);
-    if (mm_cuda_services == NULL) {
-        kept = *services;
-        mm_cuda_services = &kept;
-    }
-    return mm_cuda_services;
-}
-
 extern "C" __attribute__((visibility("default"))) mm_status mm_cuda_backend(
     uint32_t abi, const mm_host_services *services, const mm_backend_options *opt, mm_backend **out)
 {
@@ -486,7 +469,8 @@ extern "C" __attribute__((visibility("default"))) mm_status mm_cuda_backend(
         return MM_E_NOMEM;
     }
     mm_backend *b = &d->cuda.base;
-    d->cuda.services = keep_services(services);
+    d->services = *services; /* the caller's struct ends with its call */
+    d->cuda.services = &d->services;
     b->ops = &mm_cuda_ops;
     b->alloc = cuda_alloc;
     b->free = cuda_free;

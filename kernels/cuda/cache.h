@@ -20,8 +20,8 @@
  * filled by mm_cache_lut_fill before a __syncthreads(). */
 #ifndef MM_CUDA_CACHE_H
 #define MM_CUDA_CACHE_H
-#include "kernels/cuda/limits.h"
 #include "kernels/cuda/ptx.h"
+#include "kernels/cuda_limits.h"
 
 #define MM_CACHE_DIM MM_CUDA_HEAD_DIM
 #define MM_CACHE_LUT_BYTES 1024

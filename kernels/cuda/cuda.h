@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/limits.h"
 #include "kernels/cuda/ptx.h"
+#include "kernels/cuda_limits.h"
 
 enum mm_cuda_tier {
     MM_CUDA_GENERIC = 0, /* mma.sync, cp.async: sm_80 and newer */

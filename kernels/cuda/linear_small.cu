@@ -313,9 +313,12 @@ mm_status mm_cuda_linear_gather(const mm_op_context *c, const mm_weight *w, cons
                              s->swiglu_beta, s->swiglu_limit};
     const int32_t fit = rows_that_fit(c, &p.m);
     if (fit < 1)
-        return MM_CUDA_FAIL(mm_cuda_of(c), MM_E_UNSUPPORTED,
-                            "cuda: a row of %lld values does not fit into shared memory",
-                            (long long)w->n_in);
+        return MM_CUDA_FAIL(
+            mm_cuda_of(c), MM_E_UNSUPPORTED,
+            "cuda: a row of %lld values does not fit into the shared memory of this "
+            "device beside weights of format %d; store the matrix as bfloat16 or "
+            "quantised, or use backend=\"cpu\"",
+            (long long)w->n_in, (int)w->format);
     const size_t used = c->stream->scratch_used;
     for (int32_t t = 0; t < n_row;) {
         const int32_t left = n_row - t;

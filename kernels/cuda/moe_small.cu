@@ -236,20 +236,24 @@ static mm_status open_scratch(const mm_op_context *c, mm_moe_scratch *m)
     return MM_OK;
 }
 
-/* Groups, iterations and shared memory of a part of which n_copy run side by side. */
+/* Groups, iterations and shared memory of a part of which n_copy run side by side. Where a row of
+ * x is so long that it does not fit beside the sums of several row tiles, a warp has fewer. */
 static void plan_part(const mm_cuda *b, mm_moe_part *p, int32_t n_copy, int32_t n_row)
 {
     const int32_t per = MM_GEMV_WARPS / p->m.n_slice, n_part = (p->m.n_tile + per - 1) / per;
     const int64_t iter = (int64_t)n_part * n_copy / (4 * (int64_t)b->n_sm);
+    const size_t ring =
+        MM_GEMV_WARPS * MOE_STAGES * (size_t)mm_gemv_stage_bytes((mm_weight_format)p->m.format);
+    const size_t room = (size_t)b->smem_max - MOE_STATIC - ring;
     p->n_iter = (int32_t)(iter < 1 ? 1 : iter > 8 ? 8 : iter);
+    while (p->n_iter > 1 &&
+           mm_gemv_sum_bytes(&p->m, p->n_iter) + MM_GEMV_WARPS * mm_gemv_x_bytes(&p->m, 1) > room)
+        p->n_iter--;
     p->n_group = (n_part + p->n_iter - 1) / p->n_iter;
     p->sum_bytes = (int32_t)mm_gemv_sum_bytes(&p->m, p->n_iter);
-    const size_t ring =
-        (size_t)p->sum_bytes +
-        MM_GEMV_WARPS * MOE_STAGES * (size_t)mm_gemv_stage_bytes((mm_weight_format)p->m.format);
     p->n_x = n_row < MOE_ROWS ? n_row : MOE_ROWS;
     while (p->n_x > 1 &&
-           ring + MM_GEMV_WARPS * mm_gemv_x_bytes(&p->m, p->n_x) > (size_t)b->smem_max - MOE_STATIC)
+           (size_t)p->sum_bytes + MM_GEMV_WARPS * mm_gemv_x_bytes(&p->m, p->n_x) > room)
         p->n_x--;
     p->pitch = mm_gemv_x_pitch(&p->m);
     p->x_bytes = (int32_t)mm_gemv_x_bytes(&p->m, p->n_x);
@@ -319,7 +323,6 @@ static mm_moe_part part_of(const mm_op_shape *s, const mm_weight *w, int64_t n_o
 
 static mm_status check(const mm_op_context *c, const mm_moe_args *a)
 {
-    const mm_op_shape *s = c->shape;
     const mm_expert_weights *w = a->w;
     const mm_weight *const part[] = {&w->packed_w13, &w->packed_w2, &w->shared_gate_up,
                                      &w->shared_down};

@@ -1,8 +1,6 @@
 /* ops.cu: the table of the CUDA backend, what shapes it takes and how much scratch its ops need. */
 #include "kernels/cuda/kernels.h"
 
-extern const mm_host_services *mm_cuda_services; /* backend.cu */
-
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;
@@ -22,12 +20,13 @@ static size_t scratch_bytes(const mm_op_shape *s, int32_t n_thread)
     return larger(n, mm_cuda_sample_scratch(s));
 }
 
-static mm_status check_shape(const mm_op_shape *s)
+static mm_status check_shape(const mm_backend *b, const mm_op_shape *s)
 {
     const mm_cuda_refusal r = mm_cuda_check_limits(s);
     if (r.param == NULL)
         return MM_OK;
-    (void)mm_cuda_services->error_set(MM_E_UNSUPPORTED, r.param, -1, "%s", r.text);
+    const mm_host_services *services = ((const mm_cuda *)(const void *)b)->services;
+    (void)services->error_set(MM_E_UNSUPPORTED, r.param, -1, "%s", r.text);
     return MM_E_UNSUPPORTED;
 }
 

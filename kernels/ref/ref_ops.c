@@ -22,8 +22,9 @@ static mm_status check_width(const char *name, int32_t n, int32_t step)
                          "ref: %s is %d; it must be a positive multiple of %d", name, n, step);
 }
 
-static mm_status check_shape(const mm_op_shape *s)
+static mm_status check_shape(const mm_backend *b, const mm_op_shape *s)
 {
+    (void)b;
     if (s->act != MM_DTYPE_F32 && s->act != MM_DTYPE_BF16)
         return MM_FAIL_PARAM(MM_E_UNSUPPORTED, "dtype", -1,
                              "ref: activations are float32 or bfloat16, not %s",

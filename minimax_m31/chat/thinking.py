@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidRequestError
+from ..params_check import bad
 
 MODES = ("enabled", "disabled", "adaptive")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -64,12 +65,8 @@ def check_effort(effort: Any) -> str | None:
     if effort is None:
         return None
     if not isinstance(effort, str) or effort not in EFFORTS + EFFORTS_OFF:
-        raise InvalidRequestError(
-            f"reasoning_effort={effort!r}: expected one of "
-            f"{', '.join(map(repr, EFFORTS + EFFORTS_OFF))}",
-            param="reasoning_effort",
-            value=effort,
-        )
+        valid = ", ".join(map(repr, EFFORTS + EFFORTS_OFF))
+        raise bad("reasoning_effort", effort, f"expected one of {valid}")
     return effort
 
 

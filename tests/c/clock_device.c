@@ -76,8 +76,9 @@ static size_t no_scratch(const mm_op_shape *s, int32_t n_thread)
     (void)s, (void)n_thread;
     return 0;
 }
-static mm_status any_shape(const mm_op_shape *s)
+static mm_status any_shape(const mm_backend *b, const mm_op_shape *s)
 {
+    (void)b;
     (void)s;
     return MM_OK;
 }

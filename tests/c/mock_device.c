@@ -25,6 +25,7 @@ static struct {
     const mm_host_services *services;
     block list[MAX_BLOCK];
     int32_t n_alloc, n_launch, n_capture, n_download, n_eager, n_pad;
+    uint32_t kinds; /* bit of every kind of op that ran by itself; 16 on: of prefill */
     mm_status (*alloc_host)(mm_backend *b, void **out, size_t n_bytes); /* ref's */
     int32_t fail_after; /* ops until one fails; 0: never */
 } mock;
@@ -101,6 +102,8 @@ int64_t mm_mock_count(const char *what)
         n = mock.n_eager;
     if (strcmp(what, "pad") == 0)
         n = mock.n_pad;
+    if (strcmp(what, "kinds") == 0)
+        n = __builtin_popcount(mock.kinds);
     return n;
 }
 
@@ -128,6 +131,7 @@ typedef enum op_kind {
     OP_COPY,
     OP_DOWNLOAD
 } op_kind;
+_Static_assert(OP_DOWNLOAD < 16, "mock.kinds");
 
 typedef struct node {
     op_kind kind;
@@ -292,6 +296,7 @@ static mm_status submit(const node *n)
 {
     if (recording == NULL) {
         mock.n_eager++;
+        mock.kinds |= 1u << (n->kind + (n->seq.n_row > 0 && !n->seq.is_decode ? 16 : 0));
         return push(n);
     }
     if (recording->n == MAX_NODE)

@@ -3,6 +3,7 @@
 
 #include "csrc/base/env.h"
 #include "csrc/base/log.h"
+#include "kernels/backend.h"
 
 __attribute__((constructor)) static void set_environment(void)
 {
@@ -12,10 +13,11 @@ __attribute__((constructor)) static void set_environment(void)
     setenv("MM_TIER", "AVX2", 1);   /* letters of any case */
     setenv("MM_BACKEND", "gpu", 1); /* no such choice: the same */
     setenv("MM_PROBE", "attn_q,3", 1);
-    setenv("MM_DUMP", "", 1);    /* empty: as if unset */
-    setenv("MM_DEV", "1", 1);    /* a variable of the build: no warning */
-    setenv("MM_THREDS", "3", 1); /* a typo: warned about */
-    unsetenv("MM_LOG");
+    setenv("MM_DUMP", "", 1);          /* empty: as if unset */
+    setenv("MM_LOG", "debug info", 1); /* two choices are none */
+    setenv("MM_DEV", "1", 1);          /* a variable of the build: no warning */
+    setenv("MM_THREDS", "3", 1);       /* a typo: warned about */
+    setenv("MM_DEVICES", "0", 1);      /* read by nothing: warned about */
     unsetenv("MM_CHECK");
     unsetenv("MM_CUDA_SO");
 }
@@ -40,9 +42,10 @@ MM_TEST(test_env_warns_about_typos_and_bad_values_once)
         strncat(all, text, sizeof all - strlen(all) - 1);
         n++;
     }
-    MM_CHECK(n == 3, "%d: %s", n, all);
+    MM_CHECK(n == 5, "%d: %s", n, all);
     MM_CHECK(strstr(all, "MM_SYNC=yes") && strstr(all, "MM_BACKEND=gpu") &&
-                 strstr(all, "MM_THREDS"),
+                 strstr(all, "MM_LOG=debug info") && strstr(all, "MM_THREDS") &&
+                 strstr(all, "MM_DEVICES"),
              "%s", all);
     (void)mm_env_get();
     MM_CHECK(mm_log_take(&level, text, sizeof text) == 0);
@@ -51,8 +54,42 @@ MM_TEST(test_env_warns_about_typos_and_bad_values_once)
 MM_TEST(test_env_names_the_first_bad_value)
 {
     const char *name = NULL, *text = mm_env_bad_value(&name);
-    MM_CHECK(text != NULL && strcmp(name, "MM_BACKEND") == 0, "%s", text);
-    MM_CHECK(strstr(text, "MM_BACKEND=gpu: it must be one of ref cpu cuda"), "%s", text);
+    MM_CHECK(text != NULL && strcmp(name, "MM_LOG") == 0, "%s", text);
+    MM_CHECK(strstr(text, "MM_LOG=debug info: it must be one of debug info warning error"), "%s",
+             text);
+}
+
+MM_TEST(test_env_lists_what_is_wrong)
+{
+    static const char *const bad[] = {"MM_LOG", "MM_BACKEND", "MM_SYNC"};
+    const char *name, *text;
+    int32_t is_value, n = 0, n_name = 0;
+    for (; mm_env_problem(n, &name, &text, &is_value); n++) {
+        if (n < 3)
+            MM_CHECK(is_value && strcmp(name, bad[n]) == 0, "%s", name);
+        else
+            n_name +=
+                !is_value && (strcmp(name, "MM_THREDS") == 0 || strcmp(name, "MM_DEVICES") == 0);
+        MM_CHECK(strstr(text, name) != NULL, "%s", text);
+    }
+    MM_CHECK(n == 5 && n_name == 2, "%d problems, %d names", n, n_name);
+    MM_CHECK(mm_env_problem(-1, &name, &text, &is_value) == 0);
+    text = mm_env_problem_of("MM_BACKEND");
+    MM_CHECK(text != NULL && strstr(text, "MM_BACKEND=gpu") != NULL, "%s", text);
+    MM_CHECK(mm_env_problem_of("MM_THREADS") == NULL);
+}
+
+/* "auto" may not become what the variable does not say. */
+MM_TEST(test_env_bad_backend_is_refused_by_auto_alone)
+{
+    mm_backend_options opt = {.name = "auto", .n_thread = 1};
+    mm_backend *b = NULL;
+    MM_CHECK(mm_backend_open(&b, &opt) == MM_E_CONFIG && b == NULL);
+    MM_CHECK(strstr(mm_error_message(), "MM_BACKEND=gpu"), "%s", mm_error_message());
+    mm_error_clear();
+    opt.name = "ref";
+    MM_CHECK(mm_backend_open(&b, &opt) == MM_OK);
+    mm_backend_close(b);
 }
 
 MM_TEST(test_env_is_read_once)
@@ -69,6 +106,6 @@ MM_TEST(test_env_is_read_once)
         if (strcmp(name, "MM_BACKEND") == 0)
             MM_CHECK(value[0] == '\0');
     }
-    MM_CHECK(n == 13, "%d variables", n);
+    MM_CHECK(n == 11, "%d variables", n);
     MM_CHECK(mm_env_entry(-1, &name, &value, &help) == 0);
 }

@@ -10,13 +10,20 @@ static const mm_memory_line lines[] = {{"weights", "device", 10 * GB},
                                        {"activations", "device", 2 * GB},
                                        {"staging", "host", 90 * GB}};
 
+static int64_t step_bytes(const void *rank, const void *model, int32_t rows)
+{
+    (void)rank, (void)model;
+    return rows * (GB / 4096);
+}
+
 static mm_memory_need need_of(void)
 {
     return (mm_memory_need){.line = lines,
                             .n_line = (int32_t)MM_ARRAY_LEN(lines),
                             .page_bytes = GB / 1024,
                             .most_pages = 1 << 20,
-                            .row_bytes = GB / 4096};
+                            .row_bytes = GB / 4096,
+                            .step_bytes = step_bytes};
 }
 
 static mm_status plan(const mm_engine_options *o, int64_t total, int64_t is_free, int64_t *n_page)
@@ -77,6 +84,14 @@ MM_TEST(test_refusals_say_what_would_fit)
     MM_CHECK(plan(&o, 40, 20, &n) == MM_OK, "%s", mm_error_message());
     o = options_of(0.9, 0); /* the step itself is too wide: 2 GB of 8192 rows */
     check_refused(&o, 40, 11, "max_num_batched_tokens", "max_num_batched_tokens=2944 fits");
+    check_refused(&o, 12, 12, "max_num_batched_tokens", "max_num_batched_tokens=2176 fits");
+    o = options_of(0.5, 0); /* half of the memory is too little even for MM_PAGE rows */
+    check_refused(&o, 12, 12, "max_num_batched_tokens",
+                  "max_num_batched_tokens=7040 with gpu_memory_utilization=1.0 fits");
+    o = options_of(0.9, 30 * GB); /* neither these pages nor these rows */
+    check_refused(&o, 40, 12, "max_num_batched_tokens",
+                  "max_num_batched_tokens=7040 with kv_cache_memory_bytes=2097152 fits");
+    o = options_of(0.9, 0);
     check_refused(&o, 40, 9, "gpu_memory_utilization", "run from host memory (backend=\"cpu\")");
 }
 

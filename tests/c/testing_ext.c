@@ -174,7 +174,7 @@ static PyObject *py_context(PyObject *self, PyObject *args)
     if (x == NULL)
         return PyErr_Occurred() ? NULL
                                 : PyErr_Format(PyExc_ValueError, "shape is not an mm_op_shape");
-    mm_status st = b->ops->check_shape(&x->shape);
+    mm_status st = b->ops->check_shape(b, &x->shape);
     if (st == MM_OK)
         st = mm_comm_open_self(&x->c.comm);
     if (st == MM_OK)

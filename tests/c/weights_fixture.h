@@ -98,8 +98,9 @@ static size_t mock_scratch_bytes(const mm_op_shape *s, int32_t n_thread)
     return 64;
 }
 
-static mm_status mock_check_shape(const mm_op_shape *s)
+static mm_status mock_check_shape(const mm_backend *b, const mm_op_shape *s)
 {
+    (void)b;
     (void)s;
     return MM_OK;
 }

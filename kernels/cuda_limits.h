@@ -1,8 +1,8 @@
-/* limits.h: what shapes the CUDA kernels take. In C, so that the library (ops.cu) and a plan that
- * is made without it (kernels/plan_backend.c) refuse the same, in the same words. A shape that
+/* cuda_limits.h: what shapes the CUDA kernels take. In C, so that the library (ops.cu) and a plan
+ * that is made without it (kernels/plan_backend.c) refuse the same, in the same words. A shape that
  * passes is taken by every kernel: none of them looks at it again. */
-#ifndef MM_CUDA_LIMITS_H
-#define MM_CUDA_LIMITS_H
+#ifndef MM_KERNELS_CUDA_LIMITS_H
+#define MM_KERNELS_CUDA_LIMITS_H
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -15,7 +15,7 @@ enum {
     MM_CUDA_MAX_KV_HEADS = 64, /* on a rank: index queries of a row that one block scores */
     MM_CUDA_MAX_EXPERTS = 1024,
     MM_CUDA_MAX_USED = 8,
-    MM_CUDA_MAX_WIDTH = 16384,  /* d_model: what the threads of a norm hold */
+    MM_CUDA_MAX_WIDTH = 16384,  /* what the threads of a norm hold, and shared memory of 99 KB */
     MM_CUDA_MAX_VOCAB = 1 << 19 /* keys of the sampler have 22 bits of id, masses fit 64 bits */
 };
 
@@ -38,11 +38,11 @@ mm_cuda_refuse(mm_cuda_refusal *r, const char *param, const char *fmt, ...)
 
 static inline void mm_cuda_check_width(mm_cuda_refusal *r, const char *name, int32_t n)
 {
-    if (n < 0 || n % 16 != 0)
+    if (n < 0 || n % 16 != 0 || n > MM_CUDA_MAX_WIDTH)
         mm_cuda_refuse(r, name,
-                       "cuda: %s is %d; on this rank it must be a multiple of 16 (fewer "
-                       "tensor-parallel ranks make it larger; backend=\"cpu\" takes it)",
-                       name, n);
+                       "cuda: %s is %d; on this rank it must be a multiple of 16 up to %d (the "
+                       "number of tensor-parallel ranks divides it; backend=\"cpu\" takes it)",
+                       name, n, MM_CUDA_MAX_WIDTH);
 }
 
 static inline void mm_cuda_check_heads(mm_cuda_refusal *r, const mm_op_shape *s)
@@ -98,10 +98,14 @@ static inline mm_cuda_refusal mm_cuda_check_limits(const mm_op_shape *s)
     mm_cuda_check_width(&r, "d_expert", s->d_expert);
     mm_cuda_check_width(&r, "d_shared", s->d_shared);
     mm_cuda_check_width(&r, "d_dense", s->d_dense);
-    if (s->d_model < 1 || s->d_model > MM_CUDA_MAX_WIDTH)
-        mm_cuda_refuse(&r, "d_model",
-                       "cuda: d_model is %d; 16 to %d are possible; backend=\"cpu\" takes it",
-                       s->d_model, MM_CUDA_MAX_WIDTH);
+    if (s->d_model == 0)
+        mm_cuda_refuse(&r, "d_model", "cuda: d_model is 0; it must be a multiple of 16");
+    if ((int64_t)s->n_head * s->head_dim > MM_CUDA_MAX_WIDTH)
+        mm_cuda_refuse(
+            &r, "n_head",
+            "cuda: %d query heads of %d on a rank; at most %d values together are "
+            "possible; more tensor-parallel ranks make it fewer, backend=\"cpu\" takes it",
+            s->n_head, s->head_dim, MM_CUDA_MAX_WIDTH);
     if (s->n_vocab > MM_CUDA_MAX_VOCAB)
         mm_cuda_refuse(&r, "vocab_size",
                        "cuda: a vocabulary of %d; up to %d ids are possible; backend=\"cpu\" takes "
