@@ -59,7 +59,7 @@ def open_llm(case: str | Path, backend: str, kv: str = "bf16", index: str = "", 
     options: dict[str, Any] = {
         "max_model_len": 2816,
         "max_num_seqs": 4,
-        "max_num_batched_tokens": 1024,
+        "max_num_batched_tokens": 256 if is_emulated() else 1024,
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
     }

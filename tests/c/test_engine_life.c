@@ -473,6 +473,8 @@ MM_TEST(test_open_of_two_ranks_on_a_host_says_no)
 {
     mm_engine *e = NULL;
     mm_engine_options o = fx_options("ref");
+    fx_last_config.head_dim = 32; /* slices are multiples of 64 */
+    fx_last_config.d_expert = fx_last_config.d_shared = fx_last_config.d_dense = 128;
     o.n_rank = 2;
     MM_CHECK(mm_engine_open(&e, &o) == MM_E_UNSUPPORTED && e == NULL &&
                  strcmp(mm_error_param(), "tensor_parallel_size") == 0,
