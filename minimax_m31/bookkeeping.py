@@ -11,7 +11,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .diagnostics import drain_log
 from .dispatch import Dispatcher
 from .engine_args import EngineArgs
 from .errors import EngineForkedError
@@ -104,9 +103,6 @@ class Bookkeeping:
                 "LLM(default_max_tokens=)",
                 max_tokens,
             )
-
-    def _drain_log(self) -> None:
-        drain_log()
 
     def _note_rates(self, core: dict[str, float] | None = None) -> tuple[float, float]:
         """Tokens per second over the last ten seconds, from the snapshots that were taken

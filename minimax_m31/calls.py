@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .core_params import Plan, prompt_logprob_start
+from .diagnostics import drain_log
 from .errors import EngineClosedError, InvalidRequestError, Mm31Error
 from .outputs import RequestOutput
 from .prompts import IdArray, Prompt, need_tokenizer, read_prompt, salt_number, to_ids, truncate
@@ -201,7 +202,7 @@ class BaseCall(Generic[T]):
                     self._collect(core_id)
                 if self._progress is not None:
                     self._progress.tick(self.engine.stats)
-                self.llm._drain_log()
+                drain_log()
                 self._watch_clock()
             for index in self._left:
                 yield index, self._refused(index, self._id_of(index), None, [], None)

@@ -422,7 +422,7 @@ class LLM(ChatFace, ScoreFace, SubmitFace):
         if self._core.closed:
             return
         with contextlib.suppress(Exception):
-            self._drain_log()
+            drain_log()
         self._closer()
         note_closed(self)
 

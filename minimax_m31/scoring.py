@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .calls import BaseCall, Job, Source, leave_at_exit
 from .core_params import Plan, make_plan
+from .diagnostics import drain_log
 from .errors import InvalidRequestError
 from .params import SamplingParams
 from .params_check import as_float, as_float32, as_int, bad, id_list
@@ -310,7 +311,7 @@ def _run(llm: LLM, ids: IdArray, arrays: dict[str, Any]) -> dict[str, Any]:
         raise
     engine.release(request)
     waiter.close()
-    llm._drain_log()
+    drain_log()
     return core
 
 
