@@ -252,7 +252,8 @@ typedef struct mm_request_params {
     int32_t max_tokens; /* 0: nothing is sampled (scoring) */
     int32_t min_tokens;
     int32_t priority;      /* lower first; only with priority_policy */
-    int32_t notify_tokens; /* wake the waiter every that many tokens; 0 = only when finished */
+    int32_t notify_tokens; /* wake the waiter every that many tokens; 0 = only when finished;
+                            * mm_request_notify changes it */
     uint64_t salt;         /* prefix cache: pages are shared only between equal salts */
     uint64_t group; /* n > 1: requests of one group share the prefill: the first submitted leads,
                      * the others wait until its prompt is computed; if it ends before, the next
@@ -382,6 +383,9 @@ mm_status mm_engine_submit(mm_engine *e, mm_waiter *w, const mm_request_params *
  * waiter at a time. */
 mm_status mm_waiter_wait(mm_waiter *w, double timeout_s, uint64_t *id, int32_t cap, int32_t *out_n);
 mm_status mm_request_read(mm_engine *e, uint64_t id, mm_output *out);
+/* From now on its waiter is woken every n_tokens tokens, whatever notify_tokens was, and once for
+ * what is there already; 0: only when it finishes. One that has finished is left as it is. */
+mm_status mm_request_notify(mm_engine *e, uint64_t id, int32_t n_tokens);
 /* Frees the request's buffers; an unfinished one is aborted first. Unknown ids are ignored. */
 void mm_request_release(mm_engine *e, uint64_t id);
 /* Ends these requests after the running step with what they have; ids NULL = all. Returns how many

@@ -113,7 +113,9 @@ class AsyncLLM:
         priority: int,
         is_watched: bool,
     ) -> HandleCall:
-        call = self.llm._handle_call(prompt, params, request_id, priority, is_watched=is_watched)
+        call = self.llm._handle_call(prompt, params, request_id, priority)
+        if is_watched:
+            call.watch()
         if _is_long(prompt):
             started = asyncio.ensure_future(asyncio.to_thread(call.start))
             try:

@@ -34,12 +34,14 @@ _HEADER_ONLY = (1 << 31) - 1  # no token is that far: a read from there copies n
 
 class HandleCall(StreamCall):
     """The request behind a handle: all samples of one prompt. Everything below `changed` is guarded
-    by it. A listener is called without it, must not wait, and is called again for later news.
+    by it. A listener is called without it, must not wait, and is called again for later news: every
+    `interval` tokens once somebody watches the request, else only when a sample has ended.
     """
 
-    def __init__(self, llm: LLM, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, llm: LLM, *args: Any, interval: int = 1, **kwargs: Any) -> None:
         self._dispatcher = llm._dispatcher
         super().__init__(llm, 1, *args, waiter=self._dispatcher.waiter(), **kwargs)
+        self._interval = interval
         self.changed = threading.Condition()
         self.job: Job | None = None
         self.error: BaseException | None = None
@@ -127,6 +129,14 @@ class HandleCall(StreamCall):
         self.changed.notify_all()
 
     # -- for readers -------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """From now on listeners hear of tokens too. Without it nobody is woken for them."""
+        with self.changed:
+            if self._notify == 0 and not self.ended:
+                self._notify = self._interval  # of samples to come
+                for core_id in self._flying:
+                    self.engine.notify(core_id, self._interval)
 
     def listen(self, listener: Listener) -> None:
         with self.changed:
@@ -250,6 +260,8 @@ class RequestHandle:
         self._llm = llm
         self._call = call
         self._on_token = on_token
+        if on_token is not None:
+            call.watch()
         self._reader = Reader(call, RequestOutputKind.CUMULATIVE)  # of on_token
         self._lock = threading.Lock()  # guards what follows
         self._is_queued = False
@@ -349,6 +361,8 @@ class RequestHandle:
         """
         call, reader = self._call, Reader(self._call, output_kind)
         self._llm.check_process()
+        if output_kind is not RequestOutputKind.FINAL_ONLY:
+            call.watch()
         while True:
             with call.changed:
                 pieces = reader.read()

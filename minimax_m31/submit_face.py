@@ -59,12 +59,8 @@ class SubmitFace(Bookkeeping):
         sampling_params: SamplingParams | None,
         request_id: str | None,
         priority: int,
-        *,
-        is_watched: bool = True,
     ) -> HandleCall:
-        """A request that is checked, and not yet submitted. `is_watched`: somebody wants to see it
-        grow; otherwise nobody is woken before its end.
-        """
+        """A request that is checked, and not yet submitted."""
         llm = cast("LLM", self)
         items, plans = llm._plans(prompt, sampling_params)
         if len(items) != 1:
@@ -75,7 +71,7 @@ class SubmitFace(Bookkeeping):
         return HandleCall(
             llm,
             plans_source(items, plans),
-            notify=stream_interval(plans) if is_watched else 0,
+            interval=stream_interval(plans),
             **llm._common(1, priority or None, [name], "raise", None),
         )
 

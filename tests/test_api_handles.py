@@ -7,11 +7,19 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from api_models import ids_llm
 
-from minimax_m31 import LLM, InvalidRequestError, RequestOutput, RequestOutputKind, SamplingParams
+from minimax_m31 import (
+    LLM,
+    InvalidRequestError,
+    RequestHandle,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
@@ -89,6 +97,29 @@ def test_streams_of_a_handle(llm: LLM) -> None:
     assert tokens_of(rest[0]) == tokens_of(whole)
     again = list(handle.stream(RequestOutputKind.DELTA))
     assert sum((tokens_of(o) for o in again), []) == tokens_of(whole)
+
+
+def test_nobody_is_woken_for_tokens_that_nobody_awaits(llm: LLM) -> None:
+    def submit(**kwargs: Any) -> tuple[RequestHandle, list[bool]]:
+        handle = llm.submit(PROMPTS[0], LONG, **kwargs)
+        heard: list[bool] = []  # had it ended, each time there was news
+        handle._call.listen(lambda: heard.append(handle.done()))
+        return handle, heard
+
+    llm.pause_generation("keep")
+    alone, of_alone = submit()
+    watched, of_watched = submit()
+    followed, of_followed = submit(on_token=lambda _: None)
+    llm.resume_generation()
+    stream = watched.stream()
+    assert len(tokens_of(next(stream))) < 1500
+    whole = tokens_of(list(stream)[-1])
+    assert whole == tokens_of(alone.result(60)) == tokens_of(followed.result(60))
+    assert of_alone == [True]
+    assert of_watched.count(False) > 10
+    assert of_followed.count(False) > 10
+    *_, last = llm.submit(PROMPTS[0], LONG).stream(RequestOutputKind.FINAL_ONLY)
+    assert tokens_of(last) == whole
 
 
 def test_callbacks_may_wait_for_other_requests(llm: LLM) -> None:

@@ -190,7 +190,7 @@ static void commit_draw(mm_scheduler *s, const mm_plan_item *item, const mm_step
     }
     bool news = r->n_token >= r->news_at;
     if (news)
-        r->news_at = (int32_t)mm_min_i64(r->n_token + (int64_t)r->p.notify_tokens, INT32_MAX);
+        mm_request_notify_every(r, r->notify_tokens);
     if ((r->asks & MM_ASKS_MASKS) != 0) {
         r->out.want_mask_token = r->n_token;
         r->is_stale = news = true;

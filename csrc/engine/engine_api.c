@@ -44,6 +44,22 @@ mm_status mm_request_read(mm_engine *e, uint64_t id, mm_output *out)
     return r != NULL ? MM_OK : unknown(id);
 }
 
+mm_status mm_request_notify(mm_engine *e, uint64_t id, int32_t n_tokens)
+{
+    MM_TRY(mm_engine_check_process(e));
+    if (n_tokens < 0)
+        return MM_FAIL(MM_E_INVALID, "mm_request_notify: %d tokens; it must be >= 0", n_tokens);
+    mm_queue *q = &e->queue;
+    pthread_mutex_lock(&q->lock);
+    mm_request *r = mm_queue_find(q, id);
+    if (r != NULL) {
+        r->notify_in = n_tokens;
+        mm_queue_command(q, r, MM_PENDING_NOTIFY);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return r != NULL ? MM_OK : unknown(id);
+}
+
 void mm_request_release(mm_engine *e, uint64_t id)
 {
     if (mm_engine_check_process(e) != MM_OK)

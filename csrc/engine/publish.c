@@ -22,8 +22,17 @@ static bool is_early(const mm_request *r)
     return r->state == MM_REQUEST_DONE && r->n_in_flight > 0 && mm_request_trace(r) != NULL;
 }
 
+/* Wakes a waiter once for all its news that follow one another, and after them: woken by the first,
+ * it would wait for the lock. */
+static void ring(mm_waiter **last, mm_waiter *w)
+{
+    if (*last != NULL && *last != w)
+        (void)pthread_cond_signal(&(*last)->news);
+    *last = w;
+}
+
 /* True: nobody uses it any more. */
-static bool publish_one(mm_queue *q, mm_request *r)
+static bool publish_one(mm_queue *q, mm_request *r, mm_waiter **last)
 {
     r->is_dirty = false;
     if (is_early(r))
@@ -34,8 +43,8 @@ static bool publish_one(mm_queue *q, mm_request *r)
         r->read_n_think_token = r->n_think_token;
     if (r->is_stale)
         r->pub = r->out;
-    if (r->has_news && !r->is_released)
-        mm_queue_push_ready(r);
+    if (r->has_news && mm_queue_push_ready(r))
+        ring(last, r->waiter);
     r->is_stale = r->has_news = false;
     return mm_scheduler_is_retired(r) && mm_queue_retire(q, r) != NULL;
 }
@@ -56,6 +65,7 @@ static void publish_stats(mm_queue *q, const mm_scheduler *s, uint64_t weight_ve
 void mm_publish(mm_queue *q, mm_scheduler *s, uint64_t weight_version)
 {
     mm_request *closing = NULL;
+    mm_waiter *last = NULL;
     mm_request *r = mm_scheduler_take_dirty(s), *ahead = r;
     for (int i = 0; i < 4 && ahead != NULL; i++, ahead = ahead->dirty_next)
         ask_for(ahead);
@@ -66,13 +76,14 @@ void mm_publish(mm_queue *q, mm_scheduler *s, uint64_t weight_version)
             ask_for(ahead);
             ahead = ahead->dirty_next;
         }
-        if (publish_one(q, r)) {
+        if (publish_one(q, r, &last)) {
             r->dirty_next = closing;
             closing = r;
         }
         r = next;
     }
     publish_stats(q, s, weight_version);
+    ring(&last, NULL);
     pthread_mutex_unlock(&q->lock);
     while (closing != NULL) {
         mm_request *next = closing->dirty_next;

@@ -176,11 +176,11 @@ void mm_queue_command(mm_queue *q, mm_request *r, uint32_t pending)
 
 /* ---------------------------------------------------------------- out */
 
-void mm_queue_push_ready(mm_request *r)
+bool mm_queue_push_ready(mm_request *r)
 {
     mm_waiter *w = r->waiter;
     if (w == NULL || r->is_ready)
-        return;
+        return false;
     r->is_ready = true;
     r->ready_next = NULL;
     r->ready_prev = w->ready_last;
@@ -189,7 +189,7 @@ void mm_queue_push_ready(mm_request *r)
     else
         w->ready_first = r;
     w->ready_last = r;
-    (void)pthread_cond_signal(&w->news);
+    return true;
 }
 
 static void unlink_ready(mm_request *r)

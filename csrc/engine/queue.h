@@ -67,7 +67,8 @@ void mm_queue_command(mm_queue *q, mm_request *r, uint32_t pending);
 mm_request *mm_queue_release(mm_queue *q, mm_request *r);
 /* The engine uses it no more; same return. */
 mm_request *mm_queue_retire(mm_queue *q, mm_request *r);
-void mm_queue_push_ready(mm_request *r);
+/* True: it is news now that was none, and its waiter is to be signalled. */
+bool mm_queue_push_ready(mm_request *r);
 mm_request *mm_queue_pop_ready(mm_waiter *w);
 /* False, with this thread's error set: the engine takes no calls any more. */
 mm_status mm_queue_check_alive(const mm_queue *q);

@@ -206,7 +206,7 @@ mm_status mm_request_open(mm_request **out, const mm_request_params *p,
     r->n_prompt_key = p->n_prompt / MM_PAGE;
     r->eos_from =
         p->ignore_eos ? INT32_MAX : (int32_t)mm_min_i64(p->min_tokens + (int64_t)1, INT32_MAX);
-    r->news_at = p->notify_tokens > 0 ? p->notify_tokens : INT32_MAX;
+    mm_request_notify_every(r, p->notify_tokens);
     r->draw = draw_of(p);
     r->asks = asks_of(r);
     r->slot = r->heap_index = r->run_index = r->i_mask = r->i_mask_in = -1;

@@ -53,7 +53,7 @@ enum mm_asks {
 };
 
 /* Commands for a request that is already queued. */
-enum { MM_PENDING_ABORT = 1, MM_PENDING_MASK = 2 };
+enum { MM_PENDING_ABORT = 1, MM_PENDING_MASK = 2, MM_PENDING_NOTIFY = 4 };
 
 typedef struct mm_request {
     /* Two lines of memory: all that a step of plain decoding touches of a request, and so all that
@@ -102,7 +102,8 @@ typedef struct mm_request {
     struct mm_request *hash_next, *inbox_next, *pending_next, *own_prev, *own_next;
     uint32_t *mask_in; /* [mask_words] last mask put */
     int32_t i_mask_in;
-    mm_output pub; /* what readers see, but for what changes at every step: read_* */
+    int32_t notify_in; /* last notify_tokens asked for */
+    mm_output pub;     /* what readers see, but for what changes at every step: read_* */
 
     /* set at submit */
     uint64_t owner;      /* serial of its waiter */
@@ -126,6 +127,7 @@ typedef struct mm_request {
     mm_output out; /* becomes pub when published; n_token, t_last and n_think_token are not in it */
     int32_t *out_id, *out_rank, *prompt_id, *prompt_rank; /* arrays behind out, writable */
     float *out_logprob, *out_sampling, *prompt_logprob;
+    int32_t notify_tokens; /* news every that many tokens; 0: only at the end */
     int32_t n_score_planned;
     int32_t heap_index;    /* -1: not in the waiting heap */
     int32_t i_mask;        /* -1: none */
@@ -167,6 +169,14 @@ static inline mm_output mm_request_snapshot(const mm_request *r)
 static inline const mm_trace *mm_request_trace(const mm_request *r)
 {
     return (r->asks & MM_ASKS_TRACE) != 0 ? r->p.trace : NULL;
+}
+
+/* News again n_tokens tokens from now; 0: not before its end. */
+static inline void mm_request_notify_every(mm_request *r, int32_t n_tokens)
+{
+    r->notify_tokens = n_tokens;
+    r->news_at =
+        n_tokens > 0 ? (int32_t)mm_min_i64(r->n_token + (int64_t)n_tokens, INT32_MAX) : INT32_MAX;
 }
 
 static inline int32_t mm_request_known(const mm_request *r)

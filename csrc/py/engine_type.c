@@ -204,6 +204,24 @@ static PyObject *engine_read(PyObject *obj, PyObject *args, PyObject *kwargs)
     return st == MM_OK ? mm_py_output_dict(&out, start) : mm_py_raise(state, st);
 }
 
+static PyObject *engine_notify(PyObject *obj, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"request_id", "n_tokens", NULL};
+    mm_py_state *state = mm_py_state_of(Py_TYPE(obj));
+    unsigned long long id;
+    int n_tokens;
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "Ki:notify", names, &id, &n_tokens))
+        return NULL;
+    mm_engine *e = mm_py_engine_get((mm_py_engine *)obj);
+    if (e == NULL)
+        return NULL;
+    const mm_status st = mm_request_notify(e, id, n_tokens);
+    if (st != MM_OK)
+        return mm_py_raise(state, st);
+    Py_RETURN_NONE;
+}
+
 static PyObject *engine_release(PyObject *obj, PyObject *arg)
 {
     mm_py_engine *self = (mm_py_engine *)obj;
@@ -412,6 +430,8 @@ static PyMethodDef engine_methods[] = {
     {"read", KEYWORDS(engine_read), "read(request_id, start=0) -> dict of what there is so far"},
     {"release", engine_release, METH_O,
      "Frees the request's buffers; aborts it first when it still runs."},
+    {"notify", KEYWORDS(engine_notify),
+     "notify(request_id, n_tokens): wake its waiter every so many tokens from now on"},
     {"abort", engine_abort, METH_O, "abort(ids or None for all) -> how many were alive"},
     {"put_mask", KEYWORDS(engine_put_mask),
      "put_mask(request_id, i_token, words): allowed tokens as bits"},

@@ -420,8 +420,9 @@ static mm_status describe(mm_cuda *b)
                             b->device, prop.name, prop.major, prop.minor);
     const bool is_generic = b->services->tier != NULL && strcmp(b->services->tier, "generic") == 0;
     b->tier = b->cc == 90 && !is_generic ? MM_CUDA_HOPPER : MM_CUDA_GENERIC;
-    /* Newer devices run PTX of compute_80, which holds no wait for the kernel before: setup.py */
-    b->has_pdl = b->cc == 90;
+    int32_t arch;
+    MM_TRY(mm_cuda_code_arch(b, &arch));
+    b->has_pdl = arch >= 90; /* older code holds no wait for the kernel before: ptx.h */
     b->is_sync = b->services->sync != 0;
     MM_CUDA_TRY(b, cudaMemGetInfo(&n_free, &total));
     mm_backend_props *p = &b->base.props;

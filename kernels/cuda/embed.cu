@@ -137,3 +137,11 @@ mm_status mm_cuda_embed(const mm_op_context *c, const mm_seq_view *seq, const mm
     return mm_launch(c, "embed", is_f32 ? embed_rows<true> : embed_rows<false>,
                      dim3((unsigned)seq->n_row), dim3(EMBED_THREADS), 2 * (size_t)d, x);
 }
+
+mm_status mm_cuda_code_arch(const mm_cuda *b, int32_t *out)
+{
+    cudaFuncAttributes a;
+    MM_CUDA_TRY(b, cudaFuncGetAttributes(&a, embed_rows<false>));
+    *out = a.ptxVersion;
+    return MM_OK;
+}

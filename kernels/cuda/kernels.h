@@ -12,6 +12,9 @@
 mm_status mm_cuda_begin(const mm_op_context *c, const mm_begin_args *a);
 mm_status mm_cuda_expand(const mm_op_context *c, const mm_expand_args *a);
 mm_status mm_cuda_embed(const mm_op_context *c, const mm_seq_view *seq, const mm_embed_args *a);
+/* What __CUDA_ARCH__ / 10 was in the code of the generic kernels that the current device runs: 80
+ * where the driver compiled it from PTX, whatever the device. All of them are built alike. */
+mm_status mm_cuda_code_arch(const mm_cuda *b, int32_t *out);
 mm_status mm_cuda_copy_pages(const mm_op_context *c, const mm_copy_pages_args *a);
 mm_status mm_cuda_gather_rows(const mm_op_context *c, const mm_gather_args *a);
 

@@ -139,14 +139,20 @@ def prompts(llm: Any, batch: int, length: int) -> list[list[int]]:
     return rows
 
 
-def decode(llm: Any, batch: int, context: int, steps: int) -> dict[str, float]:
-    """Times of a decode step: `batch` sequences that begin together at `context` tokens."""
+def decode(
+    llm: Any, batch: int, context: int, steps: int, *, is_watched: bool = False
+) -> dict[str, float]:
+    """Times of a decode step: `batch` sequences that begin together at `context` tokens.
+    `is_watched`: every token of each is handed to a function of its own when it comes.
+    """
     from minimax_m31 import SamplingParams
 
     length = min(context, llm._info["max_model_len"] - steps - 8)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False)
     llm.pause_generation("keep")
-    handles = [llm.submit([row], params) for row in prompts(llm, batch, length)]
+    on_token = (lambda _: None) if is_watched else None
+    rows = prompts(llm, batch, length)
+    handles = [llm.submit([row], params, on_token=on_token) for row in rows]
     before = llm._engine().stats()
     llm.resume_generation()
     outputs = [handle.result() for handle in handles]
@@ -216,20 +222,21 @@ def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
     rows = [*device.rows(), *opened]
     note = f"{device.device}, tier {llm._info['tier']}, floor at {device.text()}"
     where = place(options)
-    work = [(b, c) for c in options.context for b in options.batch]
-    work += [(1, c) for c in options.long]
-    for batch, context in work:
-        if context < 1 << 18:
+    work = [(b, c, False) for c in options.context for b in options.batch]
+    work += [(1, c, False) for c in options.long]
+    work.append((max(options.batch), options.context[0] // 2, True))  # half: its own profile lines
+    for batch, context, is_watched in work:
+        if context < 1 << 18 and not is_watched:
             decode(llm, batch, context, 8)  # warm
-        t = decode(llm, batch, context, options.steps)
+        t = decode(llm, batch, context, options.steps, is_watched=is_watched)
         work_floor = work_of(options, folder, batch, batch, context)
         floor = f"{1e3 * step_seconds(work_floor, device.bandwidth, device.products):.3f}"
         peer = str(PEER.get((batch, context), "")) if is_peers(options) else ""
-        params = f"{where} batch={batch} context={context}"
+        params = f"{where} batch={batch} context={context}{' watched' if is_watched else ''}"
         rows.append(Row("decode_step", params, f"{1e3 * t['step']:.4g}", "ms", floor, peer, note))
         rows.append(Row("host_step", params, f"{1e6 * t['host']:.4g}", "us", note=note))
         print(
-            f"decode batch {batch} context {context}: {1e3 * t['step']:.3f} ms "
+            f"decode {params.removeprefix(where)}: {1e3 * t['step']:.3f} ms "
             f"(floor {floor}, peer {peer or '?'}), host {1e6 * t['host']:.1f} us",
             flush=True,
         )

@@ -80,6 +80,57 @@ static int32_t n_token(mm_engine *e, uint64_t id)
     return mm_request_read(e, id, &o) == MM_OK ? o.n_token : -1;
 }
 
+/* Lets a frozen engine run until a request has more tokens than it had. */
+static bool run_a_little(mm_engine *e, uint64_t id)
+{
+    int32_t is_settled = 0;
+    const int32_t before = n_token(e, id);
+    bool ok = mm_engine_pause(e, MM_PAUSE_NONE, 0, &is_settled) == MM_OK;
+    for (int i = 0; ok && i < 30000 && n_token(e, id) <= before; i++)
+        usleep(1000);
+    return ok && mm_engine_pause(e, MM_PAUSE_FREEZE, 10, &is_settled) == MM_OK && is_settled &&
+           n_token(e, id) > before;
+}
+
+MM_TEST(test_news_as_often_as_asked_for)
+{
+    mm_engine *e;
+    mm_waiter *w;
+    mm_output o;
+    uint64_t id, got;
+    int32_t n, is_settled = 0;
+    mm_engine_options opt = fx_options("ref");
+    MM_CHECK(open_engine(&e, &w, &opt), "open");
+    mm_request_params p = fx_params(long_prompt, 40, 1500);
+    MM_CHECK(mm_engine_submit(e, w, &p, &id) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(run_a_little(e, id), "%s", mm_error_message());
+    MM_CHECK(mm_waiter_wait(w, 0, &got, 1, &n) == MM_OK && n == 0, "news nobody asked for");
+
+    MM_CHECK(mm_request_notify(e, id, 20) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(mm_waiter_wait(w, 10, &got, 1, &n) == MM_OK && n == 1 && got == id,
+             "what is there already is no news");
+    const int32_t seen = n_token(e, id);
+    MM_CHECK(mm_engine_pause(e, MM_PAUSE_NONE, 0, &is_settled) == MM_OK, "go on");
+    MM_CHECK(mm_waiter_wait(w, 30, &got, 1, &n) == MM_OK && n == 1 && got == id, "no news");
+    MM_CHECK(n_token(e, id) >= seen + 20, "%d tokens after %d", n_token(e, id), seen);
+
+    MM_CHECK(mm_engine_pause(e, MM_PAUSE_FREEZE, 10, &is_settled) == MM_OK && is_settled, "freeze");
+    MM_CHECK(mm_request_notify(e, id, 0) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(mm_waiter_wait(w, 10, &got, 1, &n) == MM_OK && n == 1, "no news");
+    MM_CHECK(run_a_little(e, id) && run_a_little(e, id), "%s", mm_error_message());
+    MM_CHECK(mm_request_read(e, id, &o) == MM_OK && o.finish == MM_FINISH_NONE, "it has ended");
+    MM_CHECK(mm_waiter_wait(w, 0, &got, 1, &n) == MM_OK && n == 0,
+             "news nobody asked for any more");
+
+    MM_CHECK(mm_request_notify(e, id, -1) == MM_E_INVALID, "every -1 tokens");
+    MM_CHECK(mm_request_notify(e, id + 1, 1) == MM_E_INVALID, "a request that does not exist");
+    MM_CHECK(mm_engine_abort(e, &id, 1, &n) == MM_OK && fx_join(e, w, id, &o), "abort");
+    MM_CHECK(mm_request_notify(e, id, 1) == MM_OK, "one that has ended: %s", mm_error_message());
+    MM_CHECK(mm_waiter_wait(w, 0.05, &got, 1, &n) == MM_OK && n <= 1, "news of its end");
+    MM_CHECK(mm_waiter_wait(w, 0.05, &got, 1, &n) == MM_OK && n == 0, "news of its end twice");
+    mm_waiter_close(w);
+    mm_engine_close(e);
+}
 MM_TEST(test_pause_holds_back_and_goes_on)
 {
     for (int32_t ahead = 0; ahead < 2; ahead++) {

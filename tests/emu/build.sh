@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds libmm_cuda.so for the emulator with g++: tests/emu/build.sh OUT.so [FILE.cu ...]
-# No files: all of kernels/cuda. Files: those (by name, e.g. moe.cu) and the four that every build
+# No files: all of kernels/cuda. Files: those (by name, e.g. moe.cu) and those that every build
 # needs; what they call elsewhere becomes functions that fail and name themselves. Incremental;
 # objects lie in OUT.so.d.   SAN=address,undefined   OPT=-O2   JOBS=2   SKIP_BROKEN=1 (leaves out
 # files that do not compile)
@@ -17,7 +17,7 @@ files=
 if [ $# = 0 ]; then
     files=$(cd kernels/cuda && ls ./*.cu | sed 's|^\./||')
 else
-    files=$(printf '%s\n' "$@" ops.cu attn.cu launch.cu $(cd kernels/cuda && ls backend*.cu) | sed 's|.*/||' | sort -u)
+    files=$(printf '%s\n' "$@" ops.cu attn.cu embed.cu launch.cu $(cd kernels/cuda && ls backend*.cu) | sed 's|.*/||' | sort -u)
 fi
 mkdir -p "$objects"
 

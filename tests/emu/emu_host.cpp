@@ -158,6 +158,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     return result(cudaSuccess);
 }
 
+int emu_code_arch()
+{
+    const int cc = (int)setting("EMU_CC", 90);
+    return (int)setting("EMU_CODE", cc > 90 ? 80 : cc);
+}
+
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 {
     cudaDeviceProp p;

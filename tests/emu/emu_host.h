@@ -138,11 +138,22 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g);
 
 /* Checks the configuration, then runs the kernel or adds it to the graph under capture. */
 cudaError_t emu_launch(cudaStream_t s, const emu_kernel &k);
+/* Of the code that setup.py builds for the device: PTX of compute_80 for those newer than Hopper.
+ */
+int emu_code_arch();
 
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
+struct cudaFuncAttributes {
+    int ptxVersion;
+};
+template <typename F> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F)
+{
+    a->ptxVersion = emu_code_arch();
+    return cudaSuccess;
+}
 template <typename F> static inline cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int)
 {
     return cudaSuccess; /* emu_launch knows the limit */

@@ -12,10 +12,10 @@ static mm_status mm_launch_cluster(const mm_op_context *c, const char *name,
                                    int32_t n_cluster, Args &&...args)
 {
     const mm_cuda *b = mm_cuda_of(c);
-    /* code for other devices holds neither the wait for the kernel before nor cluster barriers */
-    if (b->cc != 90 && (b->has_pdl || n_cluster > 1))
-        emu_die("%s: a programmatic or cluster launch on sm_%d, whose code is that of sm_80", name,
-                (int)b->cc);
+    /* older code holds neither the wait for the kernel before nor cluster barriers */
+    if (emu_code_arch() < 90 && (b->has_pdl || n_cluster > 1))
+        emu_die("%s: a programmatic or cluster launch on sm_%d of code that is sm_%d's", name,
+                (int)b->cc, emu_code_arch());
     const auto params =
         std::make_shared<std::tuple<std::decay_t<Params>...>>(std::forward<Args>(args)...);
     emu_kernel k = {name,
