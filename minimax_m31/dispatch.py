@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from . import _core
 from .calls import is_exiting
+from .diagnostics import drain_log
 from .errors import EngineClosedError, Mm31Error
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class Dispatcher:
             if ids:
                 busy = now
                 self._deliver(ids)
-            for level, text in _core.log_drain():
-                logger.log(level, "%s", text)
+            drain_log()
             if now - busy >= IDLE_S:
                 with self.lock:
                     if not self._receivers:

@@ -1,9 +1,11 @@
 """The benchmarks of a GPU as far as they can be tested without one: the checkpoint that
-load_cuda.py writes is one, quick runs are parts of full ones, and floors divide by the larger
-bandwidth."""
+load_cuda.py writes is one, quick runs are parts of full ones, what MM_PROFILE logs is read, and
+floors divide by the larger bandwidth."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,6 +50,24 @@ def test_no_noise_is_nan() -> None:
     for name in ("F8_E4M3", "weight_scale"):
         assert not ((block[name] & 0x7F) == 0x7F).any()
     assert len(set(block["F8_E4M3"].tolist())) == 254  # every other code is there
+
+
+def test_what_a_profile_logs_becomes_fields() -> None:
+    code = (
+        "from api_models import ids_llm\n"
+        "import bench_cuda_step as b\n"
+        "llm = ids_llm()\n"
+        "llm.generate([[1, 7, 9]], use_tqdm=False)\n"
+        "lines = b.profile_lines(llm)\n"
+        "print(sorted({line['name'] for line in lines}), all(float(x['us']) > 0 for x in lines))"
+    )
+    paths = [Path(__file__).parent, Path(__file__).parent / "bench", *map(Path, sys.path)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "MM_PROFILE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'attn_in'" in done.stdout and done.stdout.endswith(" True\n"), done.stdout
 
 
 def test_floors_divide_by_the_larger_bandwidth() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,8 @@ def memory_row(where: str, llm: Any, before: int, after: int) -> Row:
         f"planned {planned / 1e9:.3f} GB, taken less planned {(taken - planned) / 1e6:.1f} MB; "
         f"free {before / 1e9:.3f} GB before, {after / 1e9:.3f} GB after"
     )
-    return Row("memory", where, f"{taken / 1e9:.3f}", "GB", note=note)
+    params = f"{where} max_model_len={llm._info['max_model_len']}"
+    return Row("memory", params, f"{taken / 1e9:.3f}", "GB", note=note)
 
 
 def open_measured(folder: Path, options: argparse.Namespace) -> tuple[Any, list[Row]]:
@@ -143,7 +146,8 @@ def decode(
     llm: Any, batch: int, context: int, steps: int, *, is_watched: bool = False
 ) -> dict[str, float]:
     """Times of a decode step: `batch` sequences that begin together at `context` tokens.
-    `is_watched`: every token of each is handed to a function of its own when it comes.
+    `is_watched`: every token of each is handed to a function when it comes. Host times are means of
+    tenths of a second: what else runs on the machine takes its caches, now and then.
     """
     from minimax_m31 import SamplingParams
 
@@ -153,10 +157,18 @@ def decode(
     on_token = (lambda _: None) if is_watched else None
     rows = prompts(llm, batch, length)
     handles = [llm.submit([row], params, on_token=on_token) for row in rows]
-    before = llm._engine().stats()
+    seen = [llm._engine().stats()]
     llm.resume_generation()
+    while not all(handle.done() for handle in handles) or len(seen) == 1:
+        time.sleep(0.1)
+        seen.append(llm._engine().stats())
     outputs = [handle.result() for handle in handles]
-    after = llm._engine().stats()
+    before, after = seen[0], llm._engine().stats()
+    host = [
+        (b["t_host_total"] - a["t_host_total"]) / (b["n_step"] - a["n_step"])
+        for a, b in pairwise(seen)
+        if b["n_step"] > a["n_step"]
+    ]
     first = max(o.metrics.first_token_ts for o in outputs)
     last = min(o.metrics.last_token_ts for o in outputs)
     n_step = after["n_step"] - before["n_step"]
@@ -164,7 +176,10 @@ def decode(
         raise RuntimeError(f"batch {batch} took {n_step} steps for {steps} tokens")
     return {
         "step": (last - first) / (steps - 1),
-        "host": (after["t_host_total"] - before["t_host_total"]) / n_step,
+        "host": float(np.median(host)),
+        "host_least": min(host),
+        "host_most": max(host),
+        "host_mean": (after["t_host_total"] - before["t_host_total"]) / n_step,
     }
 
 
@@ -180,18 +195,33 @@ def prefill(llm: Any, tokens: int) -> float:
     return best
 
 
-def profile_lines(llm: Any) -> list[dict[str, str]]:
-    """Closes the engine; what MM_PROFILE logged, as fields."""
-    from minimax_m31 import _core
+class Profile(logging.Handler):
+    """What MM_PROFILE logs when an engine is closed, as fields."""
 
-    llm.shutdown()
-    found = []
-    for _, text in _core.log_drain():
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[dict[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
         if text.startswith("profile "):
             fields = dict(re.findall(r"(\w+)=(\S+)", text))
             fields["name"] = re.findall(r"steps=\S+ (\w+)", text)[0]
-            found.append(fields)
-    return found
+            self.lines.append(fields)
+        else:
+            print(text, flush=True)
+
+
+def profile_lines(llm: Any) -> list[dict[str, str]]:
+    """Closes the engine for what it logs then."""
+    profile = Profile()
+    logger = logging.getLogger("minimax_m31")
+    logger.addHandler(profile)
+    llm.shutdown()
+    logger.removeHandler(profile)
+    if os.environ.get("MM_PROFILE", "0") != "0" and not profile.lines:
+        raise RuntimeError("MM_PROFILE is set and nothing was logged")
+    return profile.lines
 
 
 def look(options: argparse.Namespace) -> Ceilings:
@@ -234,10 +264,12 @@ def main_run(options: argparse.Namespace, folder: Path) -> list[Row]:
         peer = str(PEER.get((batch, context), "")) if is_peers(options) else ""
         params = f"{where} batch={batch} context={context}{' watched' if is_watched else ''}"
         rows.append(Row("decode_step", params, f"{1e3 * t['step']:.4g}", "ms", floor, peer, note))
-        rows.append(Row("host_step", params, f"{1e6 * t['host']:.4g}", "us", note=note))
+        least, most, mean = (1e6 * t[f"host_{k}"] for k in ("least", "most", "mean"))
+        spread = f"median of tenths of a second, {least:.1f} to {most:.1f}; mean {mean:.1f}"
+        rows.append(Row("host_step", params, f"{1e6 * t['host']:.4g}", "us", note=spread))
         print(
             f"decode {params.removeprefix(where)}: {1e3 * t['step']:.3f} ms "
-            f"(floor {floor}, peer {peer or '?'}), host {1e6 * t['host']:.1f} us",
+            f"(floor {floor}, peer {peer or '?'}), host {1e6 * t['host']:.1f} us, {spread}",
             flush=True,
         )
     if options.chunk:
