@@ -98,6 +98,18 @@ def test_cuda_fault_says_what_it_is_and_how_to_find_the_op() -> None:
     assert "MM_SYNC" not in text
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(IS_EMULATED, reason="an emulated device does not survive a bad address")
+def test_a_bad_address_is_told_by_a_real_device() -> None:
+    far = GATHER.replace("np.zeros(4, np.int32)", "np.full(4, 2**31 - 1, np.int32)")
+    code = far.format(tests=os.path.dirname(os.path.abspath(__file__)))
+    text = run_python(code, MM_SYNC="0").strip()
+    assert text.startswith("device: cuda: waiting for the device: cudaErrorIllegalAddress: "), text
+    assert "in this or an earlier op" in text and "MM_SYNC=1 names the op" in text
+    text = run_python(code, MM_SYNC="1").strip()
+    assert text.startswith("device: cuda: gather_rows: cudaErrorIllegalAddress: "), text
+
+
 ENGINE = """
 from minimax_m31 import LLM, EngineDeadError, Mm31Error, SamplingParams
 try:
@@ -147,6 +159,37 @@ def test_engine_ends_with_the_cause_of_a_fault_and_shuts_down() -> None:
     (text,) = engine(EMU_FAULT="moe_gate_up")
     assert text.startswith("refused EngineDeadError cuda: ") and "MM_SYNC=1 names the op" in text
     assert engine() == ["fine", "fine", "closed True"]
+
+
+# a kernel of another module traps, in the context that the engine lives in
+TRAP = """
+import ctypes
+def trap():
+    cu = ctypes.CDLL("libcuda.so.1")
+    code = b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry t() {{ trap; }}\\n"
+    context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert cu.cuInit(0) == 0
+    assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cu.cuCtxSetCurrent(context) == 0
+    assert cu.cuModuleLoadData(ctypes.byref(module), code) == 0
+    assert cu.cuModuleGetFunction(ctypes.byref(kernel), module, b"t") == 0
+    assert cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(IS_EMULATED, reason="there is no driver to launch a trap with")
+def test_a_fault_of_a_real_device_ends_the_engine_with_its_cause() -> None:
+    code = TRAP + ENGINE.replace('print("fine")', 'print("fine"); trap()') + AGAIN
+    fine, first, later, closed, again = run_python(
+        code.replace("range(2)", "range(3)").format(folder=str(GOLDEN / "m31_d128"))
+    ).splitlines()
+    assert fine == "fine" and closed == "closed True"
+    assert first.startswith("dead cuda: "), first
+    assert "cannot be used by this process any more: start a new process" in first
+    assert later == first.replace("dead ", "dead the engine failed earlier: ")
+    assert again.startswith("refused ConfigError backend='cuda' cannot be used: cuda: "), again
+    assert "start a new process" in again
 
 
 @needs_emulator

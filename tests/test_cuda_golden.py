@@ -226,21 +226,29 @@ def differing_choices(got: Any, want: Any, g: dict[str, Array], n: int) -> list[
     return bad
 
 
+@pytest.mark.parametrize(("kv", "index"), CACHES, ids=["-".join(pair) for pair in CACHES])
 @pytest.mark.parametrize("case", CASES)
-def test_free_choices_differ_at_near_ties_only(case: str) -> None:
+def test_free_choices_differ_at_near_ties_only(case: str, kv: str, index: str) -> None:
+    """And the logits are near those of float32: with nvfp4 caches, which alone are 4e-3 to 1e-2
+    away from them, as near as ref's. The margins are those of exact index keys."""
+    if is_emulated() and kv != "bf16" and (case, kv, index) not in EMULATED_CASES:
+        pytest.skip("an emulated device runs all cases with bf16 caches, two with others")
     g = golden(case)
-    errors = []
-    with open_llm(case, "cuda") as cuda:
-        for n in lengths(case):
-            ids = g[f"len{n}.input_ids"]
-            with open_llm(case, host(n)) as ref:
+    errors, of_ref = [], []
+    with open_llm(case, "cuda", kv, index) as cuda:
+        for n in lengths(case, 4096 if kv == "bf16" else 700):
+            ids, at = g[f"len{n}.input_ids"], g[f"len{n}.positions"]
+            with open_llm(case, host(n), kv, index) as ref:
                 want = ref.trace(ids, what=WHAT)
             got = cuda.trace(ids, what=WHAT)
-            assert got.logits is not None
-            assert not differing_choices(got, want, g, n)
-            errors.append(nmse(got.logits[g[f"len{n}.positions"]], g[f"len{n}.logits"]))
-    every = np.concatenate(errors)
-    assert 1e-6 < np.median(every) <= 1e-3, np.median(every)
+            assert got.logits is not None and want.logits is not None
+            assert index != "bf16" or not differing_choices(got, want, g, n)
+            errors.append(nmse(got.logits[at], g[f"len{n}.logits"]))
+            of_ref.append(nmse(want.logits[at], g[f"len{n}.logits"]))
+    median, usual = np.median(np.concatenate(errors)), np.median(np.concatenate(of_ref))
+    limit = max(1e-3, 1.5 * usual) if kv == "nvfp4" else 1e-3
+    print(f"{case} {kv}/{index}: median nmse to float32 {median:.1e}, of ref {usual:.1e}")
+    assert 1e-6 < median <= limit, (median, usual)
 
 
 def test_a_wrong_choice_is_noticed() -> None:
