@@ -138,8 +138,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g);
 
 /* Checks the configuration, then runs the kernel or adds it to the graph under capture. */
 cudaError_t emu_launch(cudaStream_t s, const emu_kernel &k);
-/* Of the code that setup.py builds for the device: PTX of compute_80 for those newer than Hopper.
- */
+/* Of the code that the device gets from setup.py: 80, from PTX, for those newer than Hopper. */
 int emu_code_arch();
 
 enum cudaFuncAttribute {
