@@ -63,10 +63,12 @@ class AsyncLLM:
         call = await self._call(prompt, sampling_params, request_id, priority, watched)
         reader = Reader(call, kind)
         with _Bell(call) as bell:
-            while not reader.is_over:
-                await bell.wait()
+            while True:
                 for piece in reader.read():
                     yield piece
+                if reader.is_over:
+                    return
+                await bell.wait()
 
     async def generate_one(
         self,

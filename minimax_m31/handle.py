@@ -35,7 +35,8 @@ _HEADER_ONLY = (1 << 31) - 1  # no token is that far: a read from there copies n
 class HandleCall(StreamCall):
     """The request behind a handle: all samples of one prompt. Everything below `changed` is guarded
     by it. A listener is called without it, must not wait, and is called again for later news: every
-    `interval` tokens once somebody watches the request, else only when a sample has ended.
+    `interval` tokens from when somebody began to watch the request to its end, else only when a
+    sample has ended.
     """
 
     def __init__(self, llm: LLM, *args: Any, interval: int = 1, **kwargs: Any) -> None:
@@ -134,9 +135,9 @@ class HandleCall(StreamCall):
         """From now on listeners hear of tokens too. Without it nobody is woken for them."""
         with self.changed:
             if self._notify == 0 and not self.ended:
-                self._notify = self._interval  # of samples to come
                 for core_id in self._flying:
                     self.engine.notify(core_id, self._interval)
+                self._notify = self._interval  # of samples to come
 
     def listen(self, listener: Listener) -> None:
         with self.changed:

@@ -115,6 +115,7 @@ def test_nobody_is_woken_for_tokens_that_nobody_awaits(llm: LLM) -> None:
     assert len(tokens_of(next(stream))) < 1500
     whole = tokens_of(list(stream)[-1])
     assert whole == tokens_of(alone.result(60)) == tokens_of(followed.result(60))
+    wait_until(lambda: of_alone and of_watched[-1:] == [True])  # listeners hear after readers
     assert of_alone == [True]
     assert of_watched.count(False) > 10
     assert of_followed.count(False) > 10

@@ -93,7 +93,9 @@ def open_measured(folder: Path, options: argparse.Namespace) -> tuple[Any, list[
     began = time.perf_counter()
     llm = open_llm(folder, options)
     seconds = time.perf_counter() - began
-    rows = [Row("engine_open", where, f"{seconds:.3g}", "s", note="dummy weights, graphs captured")]
+    has_graphs = not options.eager and os.environ.get("MM_PROFILE") != "1"
+    note = "dummy weights, " + ("graphs captured" if has_graphs else "no graphs")
+    rows = [Row("engine_open", where, f"{seconds:.3g}", "s", note=note)]
     if driver:
         rows.append(memory_row(where, llm, before, driver.memory_free()))
     for row in rows:
@@ -146,8 +148,8 @@ def decode(
     llm: Any, batch: int, context: int, steps: int, *, is_watched: bool = False
 ) -> dict[str, float]:
     """Times of a decode step: `batch` sequences that begin together at `context` tokens.
-    `is_watched`: every token of each is handed to a function when it comes. Host times are means of
-    tenths of a second: what else runs on the machine takes its caches, now and then.
+    `is_watched`: every token of each is handed to a function when it comes. The host's time is
+    the median over tenths of a second: what else runs on the machine takes its caches at times.
     """
     from minimax_m31 import SamplingParams
 

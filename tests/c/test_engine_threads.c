@@ -190,3 +190,50 @@ MM_TEST(test_close_wakes_a_waiting_thread)
     (void)pthread_join(thread, NULL);
     mm_waiter_close(w);
 }
+
+typedef struct sleeper {
+    mm_waiter *w;
+    uint64_t id;
+    int32_t n;
+    mm_status st;
+} sleeper;
+
+static void *sleep_until_news(void *arg)
+{
+    sleeper *s = arg;
+    s->st = mm_waiter_wait(s->w, 60, &s->id, 1, &s->n);
+    return NULL;
+}
+
+/* The news of both come with the same step. A waiter that is not signalled sees them too, after its
+ * 60 seconds. */
+MM_TEST(test_news_wake_every_waiting_thread)
+{
+    mm_engine *e = NULL;
+    sleeper s[2] = {0};
+    uint64_t id[2];
+    int32_t is_settled = 0;
+    pthread_t thread[2];
+    const mm_engine_options opt = fx_options("ref");
+    MM_CHECK(mm_engine_open(&e, &opt) == MM_OK, "%s", mm_error_message());
+    MM_CHECK(mm_engine_pause(e, MM_PAUSE_FREEZE, 10, &is_settled) == MM_OK && is_settled, "freeze");
+    for (int i = 0; i < 2; i++) {
+        mm_request_params p = fx_params(prompt[i], 20, 40);
+        p.notify_tokens = 1;
+        MM_CHECK(mm_waiter_open(&s[i].w, e) == MM_OK, "%s", mm_error_message());
+        MM_CHECK(mm_engine_submit(e, s[i].w, &p, &id[i]) == MM_OK, "%s", mm_error_message());
+        MM_CHECK(pthread_create(&thread[i], NULL, sleep_until_news, &s[i]) == 0, "no thread");
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* until both sleep */
+    const double begin = mm_now();
+    MM_CHECK(mm_engine_pause(e, MM_PAUSE_NONE, 0, &is_settled) == MM_OK, "go on");
+    for (int i = 0; i < 2; i++) {
+        (void)pthread_join(thread[i], NULL);
+        MM_CHECK(s[i].st == MM_OK && s[i].n == 1 && s[i].id == id[i], "waiter %d: %s", i,
+                 mm_error_message());
+    }
+    MM_CHECK(mm_now() - begin < 30, "woken after %g s", mm_now() - begin);
+    for (int i = 0; i < 2; i++)
+        mm_waiter_close(s[i].w);
+    mm_engine_close(e);
+}

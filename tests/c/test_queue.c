@@ -56,8 +56,10 @@ MM_TEST(test_queue_ready_list_holds_each_request_once_in_order)
         MM_CHECK(mm_queue_add(&q, &w, r[i]) == MM_OK, "add");
     }
     static const int news[7] = {2, 0, 2, 3, 0, 1, 2};
-    for (int i = 0; i < 7; i++)
-        mm_queue_push_ready(r[news[i]]);
+    for (int i = 0; i < 7; i++) {
+        const bool is_first = !r[news[i]]->is_ready;
+        MM_CHECK(mm_queue_push_ready(r[news[i]]) == is_first, "news %d", i);
+    }
     r[3]->is_held = false;
     mm_request_close(mm_queue_release(&q, r[3])); /* leaves the list from its middle */
     static const int order[3] = {2, 0, 1};
@@ -66,7 +68,7 @@ MM_TEST(test_queue_ready_list_holds_each_request_once_in_order)
         MM_CHECK(got == r[order[i]], "place %d", i);
     }
     MM_CHECK(mm_queue_pop_ready(&w) == NULL && w.ready_last == NULL, "the list is not empty");
-    mm_queue_push_ready(r[2]);
+    MM_CHECK(mm_queue_push_ready(r[2]), "it was read");
     MM_CHECK(mm_queue_pop_ready(&w) == r[2], "a request can be news again");
     mm_queue_close(&q);
 }
@@ -84,7 +86,7 @@ MM_TEST(test_queue_release_of_a_held_request_aborts_and_is_closed_at_retirement)
              "no abort was left");
     MM_CHECK(mm_queue_find(&q, a->id) == NULL && w.owned == b && b->own_prev == NULL,
              "it is still there");
-    mm_queue_push_ready(a);
+    MM_CHECK(!mm_queue_push_ready(a), "nobody is to be told");
     MM_CHECK(w.ready_first == NULL, "news of a released request");
     MM_CHECK(mm_queue_retire(&q, a) == a && q.pending == b && b->pending == MM_PENDING_MASK,
              "retire");
