@@ -17,7 +17,7 @@ static void obey(mm_engine *e, mm_request *r, uint32_t pending)
         mm_scheduler_set_mask(s, r, r->i_mask_in, r->mask_in);
     if ((pending & MM_PENDING_NOTIFY) != 0 && r->state != MM_REQUEST_DONE) {
         mm_request_notify_every(r, r->notify_in);
-        mm_scheduler_touch(s, r, r->n_token > 0); /* what it has by now may have been missed */
+        mm_scheduler_advance(s, r, r->n_token > 0); /* what it has may have been missed */
     }
     if ((pending & MM_PENDING_ABORT) != 0)
         mm_scheduler_abort(s, r);

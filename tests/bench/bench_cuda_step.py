@@ -74,6 +74,12 @@ def model_config(layers: int, small: bool) -> dict[str, Any]:
     return config
 
 
+def write_model(folder: Path, options: argparse.Namespace) -> None:
+    """All that dummy weights need of a checkpoint."""
+    config = model_config(options.layers, options.small)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def memory_row(where: str, llm: Any, before: int, after: int) -> Row:
     """before, after: free bytes of the device around the opening of the engine."""
     planned, taken = llm.memory_report().total("device"), before - after
@@ -144,12 +150,9 @@ def prompts(llm: Any, batch: int, length: int) -> list[list[int]]:
     return rows
 
 
-def decode(
-    llm: Any, batch: int, context: int, steps: int, *, is_watched: bool = False
-) -> dict[str, float]:
-    """Times of a decode step: `batch` sequences that begin together at `context` tokens.
-    `is_watched`: every token of each is handed to a function when it comes. The host's time is
-    the median over tenths of a second: what else runs on the machine takes its caches at times.
+def submit(llm: Any, batch: int, context: int, steps: int, *, is_watched: bool) -> list[Any]:
+    """Handles of `batch` sequences at `context` tokens, which begin together when the engine,
+    paused now, resumes. `is_watched`: every token of each is handed to a function when it comes.
     """
     from minimax_m31 import SamplingParams
 
@@ -158,7 +161,25 @@ def decode(
     llm.pause_generation("keep")
     on_token = (lambda _: None) if is_watched else None
     rows = prompts(llm, batch, length)
-    handles = [llm.submit([row], params, on_token=on_token) for row in rows]
+    return [llm.submit([row], params, on_token=on_token) for row in rows]
+
+
+def host_times(seen: Sequence[dict[str, float]]) -> list[float]:
+    """Seconds of the host per step between each two looks at the engine's counters."""
+    return [
+        (b["t_host_total"] - a["t_host_total"]) / (b["n_step"] - a["n_step"])
+        for a, b in pairwise(seen)
+        if b["n_step"] > a["n_step"]
+    ]
+
+
+def decode(
+    llm: Any, batch: int, context: int, steps: int, *, is_watched: bool = False
+) -> dict[str, float]:
+    """Times of a decode step. The host's is the median over tenths of a second: what else runs on
+    the machine takes its caches at times.
+    """
+    handles = submit(llm, batch, context, steps, is_watched=is_watched)
     seen = [llm._engine().stats()]
     llm.resume_generation()
     while not all(handle.done() for handle in handles) or len(seen) == 1:
@@ -166,11 +187,7 @@ def decode(
         seen.append(llm._engine().stats())
     outputs = [handle.result() for handle in handles]
     before, after = seen[0], llm._engine().stats()
-    host = [
-        (b["t_host_total"] - a["t_host_total"]) / (b["n_step"] - a["n_step"])
-        for a, b in pairwise(seen)
-        if b["n_step"] > a["n_step"]
-    ]
+    host = host_times(seen)
     first = max(o.metrics.first_token_ts for o in outputs)
     last = min(o.metrics.last_token_ts for o in outputs)
     n_step = after["n_step"] - before["n_step"]
@@ -181,7 +198,7 @@ def decode(
         "host": float(np.median(host)),
         "host_least": min(host),
         "host_most": max(host),
-        "host_mean": (after["t_host_total"] - before["t_host_total"]) / n_step,
+        "host_mean": host_times([before, after])[0],
     }
 
 
@@ -383,8 +400,7 @@ def main() -> None:
     options.phase_steps = options.phase_steps or (6 if options.quick else 16)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = model_config(options.layers, options.small)
-        (folder / "config.json").write_text(json.dumps(config))
+        write_model(folder, options)
         rows = (main_run if options.run == "main" else phases_run)(options, folder)
     print(f"rows are in {add_rows(rows, options.out, device_name())}")
 

@@ -12,17 +12,14 @@ machine, in hundredths of a second.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench_cuda_step import model_config, open_llm, prompts
+from bench_cuda_step import host_times, open_llm, submit, write_model
 
 STEPS = 200
 CORES = os.sched_getaffinity(0)
@@ -59,24 +56,14 @@ def busiest(before: dict[int, Task], now: dict[int, Task]) -> int:
     return max(now, key=lambda t: now[t].ticks - before[t].ticks if t in before else 0)
 
 
-def start(llm: Any, options: argparse.Namespace, kind: str) -> list[Any]:
-    from minimax_m31 import SamplingParams
-
-    length = min(options.context[0], llm._info["max_model_len"] - STEPS - 8)
-    params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True, detokenize=False)
-    on_token: Callable[[Any], None] | None = (lambda _: None) if kind == "watched" else None
-    llm.pause_generation("keep")
-    rows = prompts(llm, options.batch[0], length)
-    return [llm.submit([row], params, on_token=on_token) for row in rows]
-
-
 def work_until(is_over: threading.Event) -> None:
     while not is_over.is_set():
         sum(range(1000))
 
 
 def run(llm: Any, options: argparse.Namespace, kind: str) -> None:
-    handles = start(llm, options, kind)
+    batch, context = options.batch[0], options.context[0]
+    handles = submit(llm, batch, context, STEPS, is_watched=kind == "watched")
     is_over = threading.Event()
     if kind == "busy":
         threading.Thread(target=work_until, args=(is_over,)).start()
@@ -96,13 +83,9 @@ def run(llm: Any, options: argparse.Namespace, kind: str) -> None:
     now, seconds = tasks(), time.monotonic() - began
     thread = busiest(before, now)
     old = before.get(thread, Task(0, 0, 0, 0))
-    pairs = [(a, b) for a, b in [(seen[0], seen[-1]), *pairwise(seen)] if b["n_step"] > a["n_step"]]
-    means = [
-        1e6 * (b["t_host_total"] - a["t_host_total"]) / (b["n_step"] - a["n_step"])
-        for a, b in pairs
-    ]
+    mean = host_times([seen[0], seen[-1]])[0]
     print(
-        f"{kind:8} {means[0]:5.1f} us | {' '.join(f'{m:.0f}' for m in means[1:])} | "
+        f"{kind:8} {1e6 * mean:5.1f} us | {' '.join(f'{1e6 * t:.0f}' for t in host_times(seen))} | "
         f"cores {sorted(cores)}, waited {now[thread].waited - old.waited}, switched out "
         f"{now[thread].switched_out - old.switched_out}, on a core "
         f"{now[thread].ticks - old.ticks} of {100 * seconds:.0f}, stolen {stolen() - steal}",
@@ -123,8 +106,7 @@ def main() -> None:
     options = parser.parse_args()
     vars(options).update(long=[], shard=[0, 8], chunk=0, eager=False, invariant=False)
     with tempfile.TemporaryDirectory() as folder:
-        config = model_config(options.layers, options.small)
-        (Path(folder) / "config.json").write_text(json.dumps(config))
+        write_model(Path(folder), options)
         with open_llm(Path(folder), options) as llm:
             for kind in options.runs:
                 run(llm, options, kind)
